@@ -1,0 +1,107 @@
+// The door between the op executor and the kernels: plain structs and one table of functions an ISA.
+//
+// Promise: every output element is a reduction whose order depends on its own row alone. A row computed
+// among many is bit-identical to the same row computed alone, whatever the tile and thread split.
+//
+// Kernel sources include only this header and C headers: code compiled for a wider ISA must not emit
+// inline functions of the C++ library that the linker could hand to an old CPU.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace octavo {
+
+enum class WeightType : int32_t { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q8_0 = 8, BF16 = 30 };
+
+constexpr int kTileRows = 8;    // output rows interleaved in a packed tile; one SIMD lane is one output row
+constexpr int kGroupSize = 32;  // elements that share a scale, in weights and in quantised activations
+constexpr int kSpan = 64;       // positions that attention reduces before it merges; a multiple of 8
+
+inline bool is_quantized(WeightType type) {
+  return type == WeightType::Q4_0 || type == WeightType::Q4_1 || type == WeightType::Q8_0;
+}
+
+// A weight matrix [rows][cols], repacked: tiles of kTileRows output rows, each tile contiguous over all cols.
+// Rows beyond `rows` in the last tile are zero.
+struct PackedMatrix {
+  WeightType type;
+  int64_t rows;
+  int64_t cols;
+  int64_t num_tiles;   // ceil(rows / kTileRows)
+  int64_t tile_bytes;  // bytes of one tile; a multiple of 64
+  const uint8_t* data; // 64-byte aligned, num_tiles * tile_bytes
+};
+
+// Rows of activations as a matmul takes them. `values` is for float weights; the others for quantised ones.
+struct Activations {
+  const float* values;      // [m][cols], row stride value_stride floats
+  int64_t value_stride;
+  const int8_t* quants;     // [m][cols], values / scale rounded to nearest even, in -127..127
+  const float* scales;      // [m][cols / kGroupSize]
+  const float* scaled_sums; // [m][cols / kGroupSize]: scale * sum of the group's quants
+};
+
+// K and V of one layer: [block][kv_head][K panel | V panel], panels of block_size * head_dim elements.
+// K panel: [block_size / L][head_dim][L], L = min(8, block_size): L positions interleaved, so that one vector
+// holds one dimension of L positions. V panel: [block_size][head_dim].
+struct KVView {
+  void* data;
+  bool is_half;  // float16, else float32
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  int32_t block_size;
+};
+
+// One (sequence, kv head, range of query tokens): the unit of attention work.
+struct AttentionItem {
+  const float* q;             // first query row of the range, first head of the group; row stride q_stride
+  float* out;                 // same place in the output; row stride out_stride
+  int64_t q_stride;
+  int64_t out_stride;
+  int32_t num_queries;        // tokens in the range
+  int32_t group_heads;        // query heads of this kv head; head g of row t is q + t * q_stride + g * head_dim
+  int32_t kv_head;
+  int32_t first_position;     // position of the first query token; it attends to [0, first_position]
+  const int32_t* block_table; // of the sequence
+  float scale;
+};
+
+struct KernelTable {
+  const char* name;  // "portable", "avx2"
+
+  // --- linear_*.cpp ---
+  // Layout is the same for every ISA, so packing is portable code; the table only computes.
+  void (*quantize_row)(const float* x, int64_t cols, int8_t* quants, float* scales, float* scaled_sums);
+  // out[i * out_stride + r] = dot(row i, weight row r) for i in [0, m), r in tiles [tile_begin, tile_end),
+  // r < rows. accumulate: adds to what is there, dot first: out = out + dot.
+  void (*linear)(const PackedMatrix& w, const Activations& x, int64_t m, int64_t tile_begin, int64_t tile_end,
+                 float* out, int64_t out_stride, bool accumulate);
+  // One row of a packed matrix as floats (embedding lookup).
+  void (*dequantize_row)(const PackedMatrix& w, int64_t row, float* out);
+
+  // --- ops_*.cpp ---
+  void (*rms_norm)(const float* x, const float* weight, int64_t width, float eps, float* out);
+  void (*silu_mul)(const float* gate, const float* up, int64_t width, float* out);
+  void (*add)(float* x, const float* y, int64_t width);
+  // x: one row of num_heads * head_dim; cos_sin: [rotary_dim / 2][2] for the row's position.
+  void (*rope)(float* x, int32_t num_heads, int32_t head_dim, int32_t rotary_dim, const float* cos_sin,
+               bool interleaved);
+  // One token's k and v [num_kv_heads * head_dim] into its slot.
+  void (*kv_write)(const KVView& kv, int64_t slot, const float* k, const float* v);
+  // scratch: attention_scratch_floats(head_dim, group_heads) floats, 64-byte aligned, one a thread.
+  void (*attention)(const KVView& kv, const AttentionItem& item, float* scratch);
+};
+
+// Portable packing, in packing.cpp.
+int64_t packed_tile_bytes(WeightType type, int64_t cols);
+// Packs tiles [tile_begin, tile_end) of a matrix in GGUF row format (`source`: all rows) into `data`.
+void pack_tiles(WeightType type, int64_t rows, int64_t cols, const uint8_t* source, int64_t tile_begin,
+                int64_t tile_end, uint8_t* data);
+
+int64_t attention_scratch_floats(int32_t head_dim, int32_t group_heads);
+
+const KernelTable& portable_table();
+const KernelTable* avx2_table();  // nullptr where the CPU has no AVX2, FMA and F16C
+
+}  // namespace octavo

@@ -1,0 +1,105 @@
+"""What travels between the stages of a step: frozen, ids and counts only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.params import SamplingParams
+from octavo.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy all layers' K and V of block `source` into block `target`, before anything is written in the step."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """One sequence's share of a step: positions [start, start + len(token_ids)) are computed."""
+
+    seq_id: int
+    token_ids: tuple[int, ...]
+    start: int
+    block_table: tuple[int, ...]
+    """The blocks of positions [0, start + len(token_ids)), in order."""
+
+    @property
+    def context_len(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One token to choose. Several rows share a `row` when a request's n sequences start from one prefill."""
+
+    seq_id: int
+    row: int
+    """Row of the logits array: the k-th scheduled sequence that closes its gap has row k."""
+    params: SamplingParams
+    seed: int
+    index: int
+    """Which of the request's n choices."""
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+    """Read-only, valid until commit. Its length is the output position of the new token."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    """What one step computes."""
+
+    step_id: int
+    sequences: tuple[ScheduledSequence, ...]
+    logits_for: tuple[int, ...]
+    """Indices into `sequences`, ascending: those whose last token's logits are wanted, in row order."""
+    samples: tuple[SampleRow, ...]
+    copies: tuple[BlockCopy, ...]
+    num_tokens: int
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.sequences
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log-probability of one token under the model, before any sampling parameter. rank 1 is the most likely."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    seq_id: int
+    token_id: int
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """First the sampled token, then params.logprobs most likely ones; None when not asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    tokens: tuple[SampledToken, ...]
+    """In the order of ScheduledBatch.samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceUpdate:
+    """What a step changed for one sequence."""
+
+    request_id: str
+    seq_id: int
+    index: int
+    token_id: int | None = None
+    """The new token; None when the sequence only ended (abort, error)."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The token of params.stop_token_ids that ended the sequence; None for EOS."""
+    error: str | None = None
+    num_cached_tokens: int = 0

@@ -1,0 +1,48 @@
+"""The face that all executors share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepInputs:
+    """One step as flat arrays, all int32 and C-contiguous. T tokens of S sequences; R rows of logits.
+
+    Tokens of sequence s are [query_start[s], query_start[s + 1]) and stand at consecutive positions.
+    """
+
+    token_ids: Int32Array
+    """[T]"""
+    positions: Int32Array
+    """[T]"""
+    slot_mapping: Int32Array
+    """[T] block · block_size + offset, where the token's K and V go. No slot stands twice."""
+    block_tables: Int32Array
+    """[S, W] rows padded with 0 beyond the sequence's blocks"""
+    query_start: Int32Array
+    """[S + 1]"""
+    context_lens: Int32Array
+    """[S] positions in the cache after this step: start + tokens of this step"""
+    logits_rows: Int32Array
+    """[R] token rows (0..T-1), ascending"""
+    copies: Int32Array
+    """[C, 2] (source, target) blocks, copied before anything is written"""
+
+
+class Executor(Protocol):
+    """Runs a Program over K and V memory that it was given. Not safe for two threads at once."""
+
+    def run(self, inputs: StepInputs) -> FloatArray:
+        """Writes K and V at the slots and returns logits [R, vocab_size].
+
+        The array is valid until the next run. Raises ValueError for ids or shapes out of range, before it writes.
+        """
+        ...
