@@ -1,0 +1,1 @@
+"""How models come in: file formats and the places that models come from."""

@@ -1,0 +1,1 @@
+"""What is computed: model families, from weights to programs."""

@@ -1,0 +1,1 @@
+"""Toy models and writers that tests share."""
