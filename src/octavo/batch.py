@@ -26,6 +26,8 @@ class ScheduledSequence:
     start: int
     block_table: tuple[int, ...]
     """The blocks of positions [0, start + len(token_ids)), in order."""
+    num_prompt_tokens: int = 0
+    """Length of the sequence's prompt: positions before it are the client's, those after it the model's."""
 
     @property
     def context_len(self) -> int:
@@ -59,6 +61,8 @@ class ScheduledBatch:
     samples: tuple[SampleRow, ...]
     copies: tuple[BlockCopy, ...]
     num_tokens: int
+    admitted: tuple[str, ...] = ()
+    """Requests that are scheduled for the first time."""
 
     @property
     def is_empty(self) -> bool:

@@ -1,0 +1,1 @@
+"""The loop: schedule, run, sample, commit; offline and asynchronous faces."""

@@ -1,0 +1,1 @@
+"""Ids become arrays, arrays become logits."""
