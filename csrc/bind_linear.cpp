@@ -1,0 +1,188 @@
+// Python bindings of packing, quantisation and matmul, for tests and benchmarks.
+#include "bind_linear.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernel_table.h"
+#include "packed_layout.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+using octavo::GroupFormat;
+using octavo::KernelTable;
+using octavo::kGroupSize;
+using octavo::kTileRows;
+using octavo::WeightType;
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using RowIds = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FloatArray = nb::ndarray<nb::numpy, float>;
+
+const KernelTable& table_named(const std::string& isa) {
+  const KernelTable* avx2 = octavo::avx2_table();
+  if (isa == "portable" || (isa.empty() && !avx2)) return octavo::portable_table();
+  if ((isa == "avx2" || isa.empty()) && avx2) return *avx2;
+  throw std::invalid_argument("isa: \"" + isa + "\" is not available on this machine");
+}
+
+// A numpy array that owns its memory.
+template <typename T>
+nb::ndarray<nb::numpy, T> new_array(std::vector<size_t> shape) {
+  size_t size = 1;
+  for (const size_t extent : shape) size *= extent;
+  T* data = new T[size]();
+  nb::capsule owner(data, [](void* memory) noexcept { delete[] static_cast<T*>(memory); });
+  return nb::ndarray<nb::numpy, T>(data, shape.size(), shape.data(), owner);
+}
+
+WeightType weight_type(int32_t type_id) {
+  for (const WeightType type : {WeightType::F32, WeightType::F16, WeightType::BF16, WeightType::Q8_0,
+                                WeightType::Q4_0, WeightType::Q4_1}) {
+    if (static_cast<int32_t>(type) == type_id) return type;
+  }
+  throw std::invalid_argument("type: " + std::to_string(type_id) + " is not a weight type of this module");
+}
+
+struct Free {
+  void operator()(uint8_t* memory) const { std::free(memory); }
+};
+
+// A packed matrix together with its memory.
+class OwnedMatrix {
+ public:
+  OwnedMatrix(const Bytes& data, int32_t type_id, int64_t rows, int64_t cols) {
+    const WeightType type = weight_type(type_id);
+    const GroupFormat format = octavo::group_format(type);
+    if (rows < 1) throw std::invalid_argument("rows: must be at least 1");
+    if (cols < 1 || cols % format.size) {
+      throw std::invalid_argument("cols: must be a positive multiple of " + std::to_string(format.size));
+    }
+    const int64_t expected = rows * (cols / format.size) * (format.scale_bytes + format.quant_bytes);
+    if (static_cast<int64_t>(data.size()) != expected) {
+      throw std::invalid_argument("data: expected " + std::to_string(expected) + " bytes, got " +
+                                  std::to_string(data.size()));
+    }
+    const int64_t num_tiles = (rows + kTileRows - 1) / kTileRows;
+    const int64_t tile_bytes = octavo::packed_tile_bytes(type, cols);
+    memory_.reset(static_cast<uint8_t*>(std::aligned_alloc(64, num_tiles * tile_bytes)));
+    if (!memory_) throw std::bad_alloc();
+    octavo::pack_tiles(type, rows, cols, data.data(), 0, num_tiles, memory_.get());
+    matrix_ = {type, rows, cols, num_tiles, tile_bytes, memory_.get()};
+  }
+
+  const octavo::PackedMatrix& matrix() const { return matrix_; }
+
+ private:
+  std::unique_ptr<uint8_t, Free> memory_;
+  octavo::PackedMatrix matrix_;
+};
+
+// Rows of activations, quantised; the vectors stay empty for float weights.
+struct QuantizedRows {
+  std::vector<int8_t> quants;
+  std::vector<float> scales;
+  std::vector<float> scaled_sums;
+
+  QuantizedRows(const KernelTable& table, const Rows& x)
+      : quants(x.size()), scales(x.size() / kGroupSize), scaled_sums(x.size() / kGroupSize) {
+    const int64_t cols = x.shape(1);
+    const int64_t groups = cols / kGroupSize;
+    for (size_t i = 0; i < x.shape(0); ++i) {
+      table.quantize_row(x.data() + i * cols, cols, quants.data() + i * cols, scales.data() + i * groups,
+                         scaled_sums.data() + i * groups);
+    }
+  }
+};
+
+void check_groups(int64_t cols) {
+  if (cols % kGroupSize) throw std::invalid_argument("x: cols must be a multiple of 32");
+}
+
+FloatArray linear(const OwnedMatrix& packed, const Rows& x, const std::string& isa,
+                  std::optional<Rows> accumulate_into, std::optional<std::pair<int64_t, int64_t>> tiles) {
+  const octavo::PackedMatrix& w = packed.matrix();
+  const KernelTable& table = table_named(isa);
+  const size_t m = x.shape(0);
+  if (static_cast<int64_t>(x.shape(1)) != w.cols) throw std::invalid_argument("x: must have the matrix's cols");
+  const auto [begin, end] = tiles.value_or(std::pair<int64_t, int64_t>(0, w.num_tiles));
+  if (begin < 0 || begin > end || end > w.num_tiles) throw std::invalid_argument("tiles: not within the matrix");
+  FloatArray out = new_array<float>({m, static_cast<size_t>(w.rows)});
+  if (accumulate_into) {
+    if (accumulate_into->shape(0) != m || static_cast<int64_t>(accumulate_into->shape(1)) != w.rows) {
+      throw std::invalid_argument("accumulate_into: must have the output's shape");
+    }
+    memcpy(out.data(), accumulate_into->data(), out.nbytes());
+  }
+  octavo::Activations activations{x.data(), w.cols, nullptr, nullptr, nullptr};
+  std::optional<QuantizedRows> quantized;
+  if (octavo::is_quantized(w.type)) {
+    quantized.emplace(table, x);
+    activations.quants = quantized->quants.data();
+    activations.scales = quantized->scales.data();
+    activations.scaled_sums = quantized->scaled_sums.data();
+  }
+  table.linear(w, activations, m, begin, end, out.data(), w.rows, accumulate_into.has_value());
+  return out;
+}
+
+nb::tuple quantize_row(const Rows& x, const std::string& isa) {
+  check_groups(x.shape(1));
+  const QuantizedRows rows(table_named(isa), x);
+  const size_t m = x.shape(0);
+  const size_t groups = x.shape(1) / kGroupSize;
+  auto quants = new_array<int8_t>({m, x.shape(1)});
+  auto scales = new_array<float>({m, groups});
+  auto scaled_sums = new_array<float>({m, groups});
+  std::copy(rows.quants.begin(), rows.quants.end(), quants.data());
+  std::copy(rows.scales.begin(), rows.scales.end(), scales.data());
+  std::copy(rows.scaled_sums.begin(), rows.scaled_sums.end(), scaled_sums.data());
+  return nb::make_tuple(quants, scales, scaled_sums);
+}
+
+FloatArray dequantize_rows(const OwnedMatrix& packed, const RowIds& row_ids, const std::string& isa) {
+  const octavo::PackedMatrix& w = packed.matrix();
+  const KernelTable& table = table_named(isa);
+  FloatArray out = new_array<float>({row_ids.size(), static_cast<size_t>(w.cols)});
+  for (size_t i = 0; i < row_ids.size(); ++i) {
+    const int64_t row = row_ids.data()[i];
+    if (row < 0 || row >= w.rows) throw std::invalid_argument("row_ids: not within the matrix");
+    table.dequantize_row(w, row, out.data() + i * w.cols);
+  }
+  return out;
+}
+
+}  // namespace
+
+void bind_linear(nb::module_& module) {
+  nb::class_<OwnedMatrix>(module, "PackedMatrix", "A weight matrix, repacked for the kernels.")
+      .def(nb::init<const Bytes&, int32_t, int64_t, int64_t>(), nb::arg("data"), nb::arg("type"), nb::arg("rows"),
+           nb::arg("cols"), "data: uint8, all rows in GGUF format; type: GGUF's type id.")
+      .def_prop_ro("rows", [](const OwnedMatrix& self) { return self.matrix().rows; })
+      .def_prop_ro("cols", [](const OwnedMatrix& self) { return self.matrix().cols; })
+      .def_prop_ro("num_tiles", [](const OwnedMatrix& self) { return self.matrix().num_tiles; })
+      .def_prop_ro("num_bytes",
+                   [](const OwnedMatrix& self) { return self.matrix().num_tiles * self.matrix().tile_bytes; });
+  module.def("linear", &linear, nb::arg("packed"), nb::arg("x"), nb::arg("isa") = "",
+             nb::arg("accumulate_into") = nb::none(), nb::arg("tiles") = nb::none(),
+             "x [m, cols] float32 times the matrix, transposed: float32 [m, rows], plus accumulate_into if given "
+             "(a copy of it; it is not changed). tiles: a range of tiles of 8 rows to compute; others stay 0.");
+  module.def("quantize_row", &quantize_row, nb::arg("x"), nb::arg("isa") = "",
+             "Quantises x [m, cols] float32, row by row, in groups of 32: int8 [m, cols], float32 scales "
+             "[m, cols / 32], float32 scale times sum of quants [m, cols / 32].");
+  module.def("dequantize_rows", &dequantize_rows, nb::arg("packed"), nb::arg("row_ids"), nb::arg("isa") = "",
+             "Rows of the matrix as float32 [num_ids, cols]; row_ids: int64.");
+}

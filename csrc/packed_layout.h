@@ -1,0 +1,60 @@
+// Where things lie in a packed tile of kTileRows output rows, and the float formats found there.
+//
+// Quantised: [group][quants of kTileRows rows] for all groups, then [group][scales]. A 32-byte vector of
+// quants holds 4 bytes of each of the 8 rows, in file order: vector v of Q8_0 is elements 4v..4v+3; vector v
+// of a 4-bit type has elements 4v..4v+3 in the low nibbles and 16+4v..16+4v+3 in the high ones.
+// Scales of a group: 8 float16, and for Q4_1 8 float16 minima after them.
+// Float: [col][kTileRows].
+//
+// Everything here has internal linkage: sources of a wider ISA include it.
+#pragma once
+
+#include <string.h>
+
+#include "kernel_table.h"
+
+namespace octavo {
+
+// One row's bytes in a group, as in the file; a group of a float type is one element.
+struct GroupFormat {
+  int32_t size;         // elements
+  int32_t scale_bytes;  // scale (and minimum), float16 each; 0 for float types
+  int32_t quant_bytes;  // quants, or the element itself
+};
+
+static constexpr GroupFormat group_format(WeightType type) {
+  switch (type) {
+    case WeightType::Q4_0: return {kGroupSize, 2, 16};
+    case WeightType::Q4_1: return {kGroupSize, 4, 16};
+    case WeightType::Q8_0: return {kGroupSize, 2, 32};
+    case WeightType::F16:
+    case WeightType::BF16: return {1, 0, 2};
+    case WeightType::F32: break;
+  }
+  return {1, 0, 4};
+}
+
+static inline uint32_t bits_of(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+static inline float float_of(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+static inline float half_to_float(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
+  const uint32_t magnitude = half & 0x7fff;
+  if (magnitude >= 0x7c00) return float_of(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
+  // The bits moved into a float have an exponent that is 112 too small; a multiplication repairs it, and
+  // makes subnormals normal on the way.
+  return float_of(sign | bits_of(float_of(magnitude << 13) * 0x1p112f));
+}
+
+static inline float bfloat_to_float(uint16_t bits) { return float_of(static_cast<uint32_t>(bits) << 16); }
+
+}  // namespace octavo
