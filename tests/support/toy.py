@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,8 @@ from octavo.kernels.quantization import quantize
 from octavo.kernels.weights import Weight, WeightType
 from octavo.models.config import ModelConfig
 from octavo.models.llama import build_llama
+from support.gguf_writer import write_gguf
+from support.toy_tokenizer import tokenizer_metadata
 
 Floats = npt.NDArray[np.float32]
 
@@ -83,14 +86,54 @@ def toy_program(
     tied: bool = True,
     biases: bool = False,
     head_scale: float = 20.0,
-    **shape: int | bool,
+    **shape: int,
 ) -> Program:
     """The toy as a program. `shape`: what toy_config takes."""
-    config = toy_config(**shape)  # type: ignore[arg-type]
+    config = toy_config(**shape)
     weights = toy_weights(
         config, seed=seed, weight_type=weight_type, tied=tied, biases=biases, head_scale=head_scale
     )
     return build_llama(config, weights)
+
+
+def write_toy_gguf(
+    path: Path,
+    *,
+    seed: int = 0,
+    weight_type: WeightType = WeightType.F32,
+    tied: bool = True,
+    biases: bool = False,
+    head_scale: float = 20.0,
+    **shape: int,
+) -> Path:
+    """The toy as a file with a tokenizer (see toy_tokenizer): the same arguments give the same bytes."""
+    config = toy_config(**shape)
+    weights = toy_weights(
+        config, seed=seed, weight_type=weight_type, tied=tied, biases=biases, head_scale=head_scale
+    )
+    metadata = model_metadata(config) | tokenizer_metadata(config.vocab_size)
+    return write_gguf(path, metadata, weights.values())
+
+
+def model_metadata(config: ModelConfig) -> dict[str, object]:
+    """The GGUF metadata that ModelConfig.from_gguf reads."""
+    prefix = config.architecture
+    return {
+        "general.architecture": config.architecture,
+        "general.name": config.name,
+        f"{prefix}.block_count": config.num_layers,
+        f"{prefix}.context_length": config.context_len,
+        f"{prefix}.embedding_length": config.hidden_size,
+        f"{prefix}.feed_forward_length": config.intermediate_size,
+        f"{prefix}.attention.head_count": config.num_heads,
+        f"{prefix}.attention.head_count_kv": config.num_kv_heads,
+        f"{prefix}.attention.key_length": config.head_dim,
+        f"{prefix}.attention.value_length": config.head_dim,
+        f"{prefix}.attention.layer_norm_rms_epsilon": config.norm_eps,
+        f"{prefix}.rope.dimension_count": config.rotary_dim,
+        f"{prefix}.rope.freq_base": config.rope_base,
+        f"{prefix}.vocab_size": config.vocab_size,
+    }
 
 
 def toy_layout(
