@@ -20,23 +20,31 @@ struct Job {
   bool accumulate;
 };
 
-template <int M, int T>
-inline void store_block(const Job& job, int64_t row, int64_t tile, const __m256 (&acc)[M][T]) {
-  for (int i = 0; i < M; ++i) {
-    for (int t = 0; t < T; ++t) {
+// Dots of `num_rows` rows with `num_tiles` tiles, [row][tile][lane], to their places in the output.
+void store_dots(const Job& job, int64_t row, int num_rows, int64_t tile, int num_tiles, const float* dots) {
+  for (int i = 0; i < num_rows; ++i) {
+    for (int t = 0; t < num_tiles; ++t, dots += kTileRows) {
       const int64_t begin = (tile + t) * kTileRows;
       float* out = job.out + (row + i) * job.out_stride + begin;
       if (begin + kTileRows <= job.w.rows) {
-        _mm256_storeu_ps(out, job.accumulate ? _mm256_add_ps(_mm256_loadu_ps(out), acc[i][t]) : acc[i][t]);
+        const __m256 lanes = _mm256_load_ps(dots);
+        _mm256_storeu_ps(out, job.accumulate ? _mm256_add_ps(_mm256_loadu_ps(out), lanes) : lanes);
         continue;
       }
-      alignas(32) float lanes[kTileRows];
-      _mm256_store_ps(lanes, acc[i][t]);
       for (int lane = 0; begin + lane < job.w.rows; ++lane) {
-        out[lane] = job.accumulate ? out[lane] + lanes[lane] : lanes[lane];
+        out[lane] = job.accumulate ? out[lane] + dots[lane] : dots[lane];
       }
     }
   }
+}
+
+template <int M, int T>
+inline void store_block(const Job& job, int64_t row, int64_t tile, const __m256 (&acc)[M][T]) {
+  alignas(32) float dots[M][T][kTileRows];
+  for (int i = 0; i < M; ++i) {
+    for (int t = 0; t < T; ++t) _mm256_store_ps(dots[i][t], acc[i][t]);
+  }
+  store_dots(job, row, M, tile, T, dots[0][0]);
 }
 
 inline __m256i broadcast4(const int8_t* bytes) {
@@ -46,7 +54,7 @@ inline __m256i broadcast4(const int8_t* bytes) {
 }
 
 inline __m256i load(const uint8_t* bytes) {
-  return _mm256_load_si256(reinterpret_cast<const __m256i*>(bytes));
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));
 }
 
 inline __m256 load_halves(const uint8_t* bytes) {
@@ -113,8 +121,6 @@ inline void dots_of_bytes(const uint8_t* const (&quants)[T], const int8_t* const
 template <WeightType W, int M, int T>
 void quantized_block(const Job& job, int64_t row, int64_t tile) {
   constexpr GroupFormat format = group_format(W);
-  constexpr int quant_bytes = format.quant_bytes * kTileRows;
-  constexpr int scale_bytes = format.scale_bytes * kTileRows;
   const int64_t num_groups = job.w.cols / kGroupSize;
   const int64_t first_group = row * num_groups;
   const uint8_t* tiles = job.w.data + tile * job.w.tile_bytes;
@@ -123,8 +129,10 @@ void quantized_block(const Job& job, int64_t row, int64_t tile) {
     for (int t = 0; t < T; ++t) acc[i][t] = _mm256_setzero_ps();
   }
   for (int64_t g = 0; g < num_groups; ++g) {
+    const uint8_t* groups[T];
+    for (int t = 0; t < T; ++t) groups[t] = tiles + t * job.w.tile_bytes + g * format.tile_bytes();
     const uint8_t* quants[T];
-    for (int t = 0; t < T; ++t) quants[t] = tiles + t * job.w.tile_bytes + g * quant_bytes;
+    for (int t = 0; t < T; ++t) quants[t] = groups[t] + format.scale_bytes * kTileRows;
     const int8_t* x[M];
     for (int i = 0; i < M; ++i) x[i] = job.x.quants + (first_group + i * num_groups + g) * kGroupSize;
     __m256i dots[M][T];
@@ -135,9 +143,8 @@ void quantized_block(const Job& job, int64_t row, int64_t tile) {
     }
     __m256 scales[T], minima[T];
     for (int t = 0; t < T; ++t) {
-      const uint8_t* at = tiles + t * job.w.tile_bytes + num_groups * quant_bytes + g * scale_bytes;
-      scales[t] = load_halves(at);
-      if constexpr (W == WeightType::Q4_1) minima[t] = load_halves(at + 2 * kTileRows);
+      scales[t] = load_halves(groups[t]);
+      if constexpr (W == WeightType::Q4_1) minima[t] = load_halves(groups[t] + 2 * kTileRows);
     }
     for (int i = 0; i < M; ++i) {
       const int64_t group = first_group + i * num_groups + g;

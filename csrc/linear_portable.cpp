@@ -8,19 +8,19 @@
 namespace octavo::portable {
 namespace {
 
-// The quants of a group of a tile as integers, [element][lane].
+// Element k of a group for lane `lane`, as the integer that the scale multiplies (Q4_0: plus 8).
+inline int32_t quant_at(WeightType type, const uint8_t* quants, int k, int lane) {
+  if (type == WeightType::Q8_0) return static_cast<int8_t>(quants[k / 4 * 32 + lane * 4 + k % 4]);
+  const uint8_t pair = quants[k % 16 / 4 * 32 + lane * 4 + k % 4];
+  return k < 16 ? pair & 15 : pair >> 4;
+}
+
+// The quants of a group of a tile, [element][lane].
 using GroupQuants = int32_t[kGroupSize][kTileRows];
 
 void unpack_group(WeightType type, const uint8_t* packed, GroupQuants& quants) {
   for (int k = 0; k < kGroupSize; ++k) {
-    for (int lane = 0; lane < kTileRows; ++lane) {
-      if (type == WeightType::Q8_0) {
-        quants[k][lane] = static_cast<int8_t>(packed[k / 4 * 32 + lane * 4 + k % 4]);
-      } else {
-        const uint8_t pair = packed[k % 16 / 4 * 32 + lane * 4 + k % 4];
-        quants[k][lane] = k < 16 ? pair & 15 : pair >> 4;
-      }
-    }
+    for (int lane = 0; lane < kTileRows; ++lane) quants[k][lane] = quant_at(type, packed, k, lane);
   }
 }
 
@@ -65,14 +65,13 @@ void quantized_dots(const PackedMatrix& w, const uint8_t* tile, const Activation
                     float (*acc)[kTileRows]) {
   const GroupFormat format = group_format(w.type);
   const int64_t num_groups = w.cols / kGroupSize;
-  const uint8_t* scales = tile + num_groups * kTileRows * format.quant_bytes;
-  for (int64_t g = 0; g < num_groups; ++g) {
+  for (int64_t g = 0; g < num_groups; ++g, tile += format.tile_bytes()) {
     GroupQuants quants;
-    unpack_group(w.type, tile + g * kTileRows * format.quant_bytes, quants);
+    unpack_group(w.type, tile + format.scale_bytes * kTileRows, quants);
     for (int i = 0; i < count; ++i) {
       const int64_t group = (first + i) * num_groups + g;
-      add_group(w.type, quants, scales + g * kTileRows * format.scale_bytes, x.quants + group * kGroupSize,
-                x.scales[group], x.scaled_sums[group], acc[i]);
+      add_group(w.type, quants, tile, x.quants + group * kGroupSize, x.scales[group], x.scaled_sums[group],
+                acc[i]);
     }
   }
 }
@@ -141,22 +140,13 @@ void dequantize_row(const PackedMatrix& w, int64_t row, float* out) {
     return;
   }
   const GroupFormat format = group_format(w.type);
-  const int64_t num_groups = w.cols / kGroupSize;
-  const uint8_t* scales = tile + num_groups * kTileRows * format.quant_bytes;
-  for (int64_t g = 0; g < num_groups; ++g, out += kGroupSize) {
-    const uint8_t* quants = tile + g * kTileRows * format.quant_bytes + lane * 4;
-    const uint8_t* group_scales = scales + g * kTileRows * format.scale_bytes;
-    const float scale = half_at(group_scales, 0, lane);
-    const float minimum = w.type == WeightType::Q4_1 ? half_at(group_scales, 1, lane) : 0.0f;
+  const float bias = w.type == WeightType::Q4_0 ? -8.0f : 0.0f;
+  for (int64_t g = 0; g < w.cols / kGroupSize; ++g, tile += format.tile_bytes()) {
+    const uint8_t* quants = tile + format.scale_bytes * kTileRows;
+    const float scale = half_at(tile, 0, lane);
+    const float minimum = w.type == WeightType::Q4_1 ? half_at(tile, 1, lane) : 0.0f;
     for (int k = 0; k < kGroupSize; ++k) {
-      if (w.type == WeightType::Q8_0) {
-        out[k] = scale * static_cast<float>(static_cast<int8_t>(quants[k / 4 * 32 + k % 4]));
-        continue;
-      }
-      const uint8_t pair = quants[k % 16 / 4 * 32 + k % 4];
-      const int32_t quant = k < 16 ? pair & 15 : pair >> 4;
-      out[k] = w.type == WeightType::Q4_0 ? scale * static_cast<float>(quant - 8)
-                                          : scale * static_cast<float>(quant) + minimum;
+      *out++ = scale * (static_cast<float>(quant_at(w.type, quants, k, lane)) + bias) + minimum;
     }
   }
 }

@@ -1,9 +1,8 @@
 // Where things lie in a packed tile of kTileRows output rows, and the float formats found there.
 //
-// Quantised: [group][quants of kTileRows rows] for all groups, then [group][scales]. A 32-byte vector of
-// quants holds 4 bytes of each of the 8 rows, in file order: vector v of Q8_0 is elements 4v..4v+3; vector v
-// of a 4-bit type has elements 4v..4v+3 in the low nibbles and 16+4v..16+4v+3 in the high ones.
-// Scales of a group: 8 float16, and for Q4_1 8 float16 minima after them.
+// Quantised: [group][scales, quants]. Scales: 8 float16, and for Q4_1 8 float16 minima after them. A 32-byte
+// vector of quants holds 4 bytes of each of the 8 rows, in file order: vector v of Q8_0 is elements 4v..4v+3;
+// vector v of a 4-bit type has elements 4v..4v+3 in the low nibbles and 16+4v..16+4v+3 in the high ones.
 // Float: [col][kTileRows].
 //
 // Everything here has internal linkage: sources of a wider ISA include it.
@@ -15,11 +14,14 @@
 
 namespace octavo {
 
-// One row's bytes in a group, as in the file; a group of a float type is one element.
+// A group as a file holds it, of one row: scales, then quants. A group of a float type is one element.
 struct GroupFormat {
   int32_t size;         // elements
   int32_t scale_bytes;  // scale (and minimum), float16 each; 0 for float types
   int32_t quant_bytes;  // quants, or the element itself
+
+  constexpr int32_t row_bytes() const { return scale_bytes + quant_bytes; }
+  constexpr int32_t tile_bytes() const { return kTileRows * row_bytes(); }
 };
 
 static constexpr GroupFormat group_format(WeightType type) {
