@@ -1,0 +1,272 @@
+#include "executor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "ops_kernels.h"
+
+namespace octavo {
+namespace {
+
+constexpr int64_t kTileChunk = 4;      // tiles are taken in multiples: a cache line of output, and then some
+constexpr int64_t kRowBlock = 64;      // rows of activations that stay in cache while weights pass
+constexpr int64_t kChunksAThread = 4;  // so that a thread that was held up leaves work to the others
+
+void require_positive(const char* name, int64_t value) {
+  if (value >= 1) return;
+  throw std::invalid_argument(std::string(name) + " must be at least 1, got " + std::to_string(value));
+}
+
+const KVLayout& checked(const KVLayout& layout) {
+  require_positive("num_layers", layout.num_layers);
+  require_positive("num_kv_heads", layout.num_kv_heads);
+  require_positive("num_blocks", layout.num_blocks);
+  const int32_t size = layout.block_size;
+  if (size < 4 || size > 128 || (size & (size - 1)) != 0) {
+    throw std::invalid_argument("block_size must be 4, 8, 16, 32, 64 or 128, got " + std::to_string(size));
+  }
+  if (layout.head_dim < 8 || layout.head_dim % 8) {
+    throw std::invalid_argument("head_dim must be a multiple of 8, got " + std::to_string(layout.head_dim));
+  }
+  return layout;
+}
+
+int checked_threads(int num_threads) {
+  require_positive("num_threads", num_threads);
+  return num_threads;
+}
+
+int64_t rounded_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+}  // namespace
+
+Executor::Executor(const ProgramSource& source, const KVLayout& layout, int num_threads, int64_t max_num_tokens,
+                   const KernelTable& kernels)
+    : kernels_(kernels),
+      layout_(checked(layout)),
+      vocab_size_(source.vocab_size),
+      max_num_tokens_(max_num_tokens),
+      team_(checked_threads(num_threads)),
+      weights_(source, kernels, team_),
+      program_(compile(source, weights_, layout_)),
+      counters_(program_.phases.size() + 1),
+      kv_memory_(layout_.num_bytes()) {
+  require_positive("max_num_tokens", max_num_tokens);
+  for (const AngleSpec& spec : program_.angles) angles_.emplace_back(spec);
+  allocate_activations();
+}
+
+// Lays out the activations in one piece of memory: first to count its bytes, then to give out addresses.
+void Executor::allocate_activations() {
+  int32_t group_heads = 1;
+  for (const Phase& phase : program_.phases) {
+    if (const auto* attention = std::get_if<AttentionPhase>(&phase)) {
+      group_heads = std::max(group_heads, attention->group_heads);
+    }
+  }
+  const int64_t num_groups = max_num_tokens_ * program_.quantized_width / kGroupSize;
+  buffers_.resize(program_.widths.size());
+  scratch_.resize(team_.num_threads());
+  for (const bool is_counting : {true, false}) {
+    int64_t num_bytes = 0;
+    const auto take = [&](int64_t size) {
+      uint8_t* place = is_counting ? nullptr : activation_memory_.data() + num_bytes;
+      num_bytes += rounded_up(size, 64);
+      return place;
+    };
+    const auto take_floats = [&](int64_t size) { return reinterpret_cast<float*>(take(size * 4)); };
+    for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i] = take_floats(max_num_tokens_ * program_.widths[i]);
+    quants_ = reinterpret_cast<int8_t*>(take(max_num_tokens_ * program_.quantized_width));
+    scales_ = take_floats(num_groups);
+    scaled_sums_ = take_floats(num_groups);
+    for (float*& scratch : scratch_) scratch = take_floats(attention_scratch_floats(layout_.head_dim, group_heads));
+    if (is_counting) activation_memory_ = HugeMemory(num_bytes);
+  }
+}
+
+const float* Executor::run(const StepInputs& inputs) {
+  if (is_running_.exchange(true, std::memory_order_acquire)) {
+    throw std::runtime_error("this executor is running a step already");
+  }
+  struct Release {
+    std::atomic<bool>& flag;
+    ~Release() { flag.store(false, std::memory_order_release); }
+  } release{is_running_};
+  validate(inputs, layout_, vocab_size_, max_num_tokens_);
+  plan(inputs);
+  const int num_phases = static_cast<int>(program_.phases.size()) + 1;
+  team_.run(num_phases, [this](int phase, int thread) { run_phase(phase, thread); });
+  return buffers_[program_.logits];
+}
+
+// What every layer of the step needs, once.
+void Executor::plan(const StepInputs& inputs) {
+  inputs_ = inputs;
+  for (WorkCounter& counter : counters_) counter.next.store(0, std::memory_order_relaxed);
+  int64_t num_positions = 0;
+  attention_work_.clear();
+  for (int64_t seq = 0; seq < inputs.num_seqs(); ++seq) {
+    num_positions = std::max<int64_t>(num_positions, inputs.context_lens[seq]);
+    const int32_t end = inputs.query_start[seq + 1];
+    for (int32_t first = inputs.query_start[seq]; first < end; first += kMaxQueries) {
+      const int32_t num_tokens = std::min<int32_t>(kMaxQueries, end - first);
+      for (int32_t head = 0; head < layout_.num_kv_heads; ++head) {
+        attention_work_.push_back({seq, head, first, num_tokens});
+      }
+    }
+  }
+  for (AngleTable& angles : angles_) angles.extend(num_positions);
+}
+
+// Calls body(begin, end) for ranges of [0, num_units) that no other thread takes. Dynamic: a neighbour that takes
+// the core away from one thread then holds up one chunk and not half of the phase.
+template <class Body>
+void Executor::share_out(WorkCounter& counter, int64_t num_units, int64_t chunk, Body body) {
+  if (team_.num_threads() == 1) chunk = std::max<int64_t>(num_units, 1);
+  while (true) {
+    const int64_t begin = counter.next.fetch_add(chunk, std::memory_order_relaxed);
+    if (begin >= num_units) return;
+    body(begin, std::min(begin + chunk, num_units));
+  }
+}
+
+void Executor::run_phase(int phase, int thread) {
+  WorkCounter& counter = counters_[phase];
+  if (phase == 0) {
+    run_copies(counter);
+    return;
+  }
+  std::visit([&](const auto& work) { run_phase(work, counter, thread); }, program_.phases[phase - 1]);
+}
+
+// Layer by layer, so that copies of a layer stay in their order.
+void Executor::run_copies(WorkCounter& counter) {
+  if (inputs_.copies.size == 0) return;
+  share_out(counter, layout_.num_layers, 1, [&](int64_t begin, int64_t end) {
+    const int64_t block_bytes = layout_.layer_block_bytes();
+    for (int64_t layer = begin; layer < end; ++layer) {
+      uint8_t* data = kv_memory_.data() + layer * layout_.layer_bytes();
+      for (int64_t i = 0; i < inputs_.copies.size; i += 2) {
+        const int64_t source = inputs_.copies[i], target = inputs_.copies[i + 1];
+        if (source != target) std::memcpy(data + target * block_bytes, data + source * block_bytes, block_bytes);
+      }
+    }
+  });
+}
+
+int64_t Executor::num_rows(Rows rows) const {
+  return rows == Rows::Tokens ? inputs_.num_tokens() : inputs_.num_logits();
+}
+
+KVView Executor::kv_view(int32_t layer) const {
+  return {kv_memory_.data() + layer * layout_.layer_bytes(), layout_.is_half, layout_.num_kv_heads, layout_.head_dim,
+          layout_.block_size};
+}
+
+void Executor::run_phase(const RowPhase& phase, WorkCounter& counter, int) {
+  const int64_t rows = num_rows(phase.rows);
+  const int64_t chunk = std::clamp<int64_t>(rows / (team_.num_threads() * kChunksAThread), 1, 16);
+  share_out(counter, rows, chunk, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      for (const RowStep& any : phase.steps) {
+        std::visit([&](const auto& step) { run_step(step, row); }, any);
+      }
+    }
+  });
+}
+
+void Executor::run_step(const EmbedRow& step, int64_t row) {
+  kernels_.dequantize_row(*step.matrix, inputs_.token_ids[row], this->row(step.out, row));
+}
+
+void Executor::run_step(const NormRow& step, int64_t row) {
+  kernels_.rms_norm(this->row(step.x, row), step.weight, program_.widths[step.x], step.eps, this->row(step.out, row));
+}
+
+void Executor::run_step(const QuantizeRow& step, int64_t row) {
+  const int64_t width = program_.widths[step.x], num_groups = width / kGroupSize;
+  kernels_.quantize_row(this->row(step.x, row), width, quants_ + row * width, scales_ + row * num_groups,
+                        scaled_sums_ + row * num_groups);
+}
+
+void Executor::run_step(const RopeRow& step, int64_t row) {
+  kernels_.rope(this->row(step.x, row), step.num_heads, step.head_dim, step.rotary_dim,
+                angles_[step.angles].row(inputs_.positions[row]), step.interleaved);
+}
+
+void Executor::run_step(const WriteRow& step, int64_t row) {
+  kernels_.kv_write(kv_view(step.layer), inputs_.slot_mapping[row], this->row(step.k, row), this->row(step.v, row));
+}
+
+void Executor::run_step(const GateRow& step, int64_t row) {
+  kernels_.silu_mul(this->row(step.gate, row), this->row(step.up, row), program_.widths[step.out],
+                    this->row(step.out, row));
+}
+
+void Executor::run_step(const AddRow& step, int64_t row) {
+  kernels_.add(this->row(step.x, row), this->row(step.y, row), program_.widths[step.x]);
+}
+
+void Executor::run_step(const TakeRow& step, int64_t row) {
+  std::memcpy(this->row(step.out, row), this->row(step.x, inputs_.logits_rows[row]), program_.widths[step.x] * 4);
+}
+
+// The tiles of all steps stand in one line, of which threads take ranges.
+void Executor::run_phase(const LinearPhase& phase, WorkCounter& counter, int) {
+  const int64_t rows = num_rows(phase.rows);
+  if (rows == 0) return;
+  int64_t num_tiles = 0;
+  for (const LinearStep& step : phase.steps) num_tiles += step.matrix->num_tiles;
+  const int64_t chunk = rounded_up(num_tiles, kTileChunk * team_.num_threads() * kChunksAThread) /
+                        (team_.num_threads() * kChunksAThread);
+  share_out(counter, num_tiles, chunk, [&](int64_t begin, int64_t end) {
+    int64_t first = 0;  // of the step's tiles in the line
+    for (const LinearStep& step : phase.steps) {
+      const int64_t tiles = step.matrix->num_tiles;
+      run_tiles(step, rows, std::clamp<int64_t>(begin - first, 0, tiles), std::clamp<int64_t>(end - first, 0, tiles));
+      first += tiles;
+    }
+  });
+}
+
+void Executor::run_tiles(const LinearStep& step, int64_t num_rows, int64_t tile_begin, int64_t tile_end) {
+  if (tile_begin >= tile_end) return;
+  const PackedMatrix& matrix = *step.matrix;
+  const int64_t num_groups = matrix.cols / kGroupSize, out_stride = program_.widths[step.out];
+  for (int64_t begin = 0; begin < num_rows; begin += kRowBlock) {
+    const int64_t block_rows = std::min(kRowBlock, num_rows - begin);
+    const Activations x{row(step.x, begin), matrix.cols, quants_ + begin * matrix.cols, scales_ + begin * num_groups,
+                        scaled_sums_ + begin * num_groups};
+    float* out = row(step.out, begin);
+    kernels_.linear(matrix, x, block_rows, tile_begin, tile_end, out, out_stride, step.accumulate);
+    if (step.bias == nullptr) continue;
+    const int64_t first = tile_begin * kTileRows, last = std::min(tile_end * kTileRows, matrix.rows);
+    for (int64_t i = 0; i < block_rows; ++i) kernels_.add(out + i * out_stride + first, step.bias + first, last - first);
+  }
+}
+
+void Executor::run_phase(const AttentionPhase& phase, WorkCounter& counter, int thread) {
+  const KVView kv = kv_view(phase.layer);
+  const int64_t width = program_.widths[phase.q];
+  const int64_t head_offset = static_cast<int64_t>(phase.group_heads) * layout_.head_dim;
+  share_out(counter, static_cast<int64_t>(attention_work_.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const AttentionWork& work = attention_work_[i];
+      const int64_t offset = work.kv_head * head_offset;
+      const AttentionItem item{row(phase.q, work.first_token) + offset,
+                               row(phase.out, work.first_token) + offset,
+                               width,
+                               width,
+                               work.num_tokens,
+                               phase.group_heads,
+                               work.kv_head,
+                               inputs_.positions[work.first_token],
+                               inputs_.block_tables.data + work.seq * inputs_.table_width,
+                               phase.scale};
+      kernels_.attention(kv, item, scratch_[thread]);
+    }
+  });
+}
+
+}  // namespace octavo

@@ -1,0 +1,92 @@
+// Runs a compiled program over its K and V memory, one step a call.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "angle_table.h"
+#include "huge_memory.h"
+#include "program.h"
+#include "step_inputs.h"
+#include "thread_team.h"
+#include "weight_store.h"
+
+namespace octavo {
+
+class Executor {
+ public:
+  // Packs the weights; `source` is not needed afterwards. Throws std::invalid_argument.
+  Executor(const ProgramSource& source, const KVLayout& layout, int num_threads, int64_t max_num_tokens,
+           const KernelTable& kernels);
+
+  // Logits [num_logits][vocab_size], valid until the next run. Throws std::invalid_argument before anything is
+  // written, and std::runtime_error while another run is under way.
+  const float* run(const StepInputs& inputs);
+
+  uint8_t* kv_data() const { return kv_memory_.data(); }
+  int64_t kv_bytes() const { return layout_.num_bytes(); }
+  int64_t vocab_size() const { return vocab_size_; }
+  const KernelTable& kernels() const { return kernels_; }
+
+ private:
+  // One (sequence, kv head, range of query tokens) of the step; the same in every layer.
+  struct AttentionWork {
+    int64_t seq;
+    int32_t kv_head;
+    int32_t first_token;
+    int32_t num_tokens;
+  };
+  // The next unit of a phase that no thread has taken.
+  struct alignas(64) WorkCounter {
+    std::atomic<int64_t> next{0};
+  };
+
+  void allocate_activations();
+  void plan(const StepInputs& inputs);
+  void run_phase(int phase, int thread);
+  void run_copies(WorkCounter& counter);
+  void run_phase(const RowPhase& phase, WorkCounter& counter, int thread);
+  void run_phase(const LinearPhase& phase, WorkCounter& counter, int thread);
+  void run_phase(const AttentionPhase& phase, WorkCounter& counter, int thread);
+  void run_tiles(const LinearStep& step, int64_t num_rows, int64_t tile_begin, int64_t tile_end);
+
+  void run_step(const EmbedRow& step, int64_t row);
+  void run_step(const NormRow& step, int64_t row);
+  void run_step(const QuantizeRow& step, int64_t row);
+  void run_step(const RopeRow& step, int64_t row);
+  void run_step(const WriteRow& step, int64_t row);
+  void run_step(const GateRow& step, int64_t row);
+  void run_step(const AddRow& step, int64_t row);
+  void run_step(const TakeRow& step, int64_t row);
+
+  template <class Body>
+  void share_out(WorkCounter& counter, int64_t num_units, int64_t chunk, Body body);
+  int64_t num_rows(Rows rows) const;
+  float* row(int buffer, int64_t row) const { return buffers_[buffer] + row * program_.widths[buffer]; }
+  KVView kv_view(int32_t layer) const;
+
+  const KernelTable& kernels_;
+  const KVLayout layout_;
+  const int64_t vocab_size_;
+  const int64_t max_num_tokens_;
+  ThreadTeam team_;
+  WeightStore weights_;
+  Program program_;
+  std::vector<AngleTable> angles_;
+  std::vector<WorkCounter> counters_;  // of the phases; the first is the block copies
+
+  HugeMemory kv_memory_;
+  HugeMemory activation_memory_;  // holds what follows
+  std::vector<float*> buffers_;   // [max_num_tokens][width] each
+  int8_t* quants_ = nullptr;      // [max_num_tokens][width of what was quantised]
+  float* scales_ = nullptr;
+  float* scaled_sums_ = nullptr;
+  std::vector<float*> scratch_;   // of attention, one a thread
+
+  StepInputs inputs_{};  // of the run at hand
+  std::vector<AttentionWork> attention_work_;
+  std::atomic<bool> is_running_{false};
+};
+
+}  // namespace octavo

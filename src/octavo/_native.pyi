@@ -1,0 +1,59 @@
+"""Compiled kernels and the executor. Internal: octavo.kernels.native is the face."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+default_isa: str
+available_isas: list[str]
+
+class Executor:
+    """A program, packed and compiled, with its K and V memory. See octavo.kernels.native.NativeExecutor."""
+
+    def __init__(
+        self,
+        program: dict[str, Any],
+        layout: dict[str, Any],
+        *,
+        num_threads: int,
+        max_num_tokens: int,
+        isa: str | None = None,
+    ) -> None: ...
+    def run(
+        self,
+        token_ids: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int32],
+        slot_mapping: npt.NDArray[np.int32],
+        block_tables: npt.NDArray[np.int32],
+        query_start: npt.NDArray[np.int32],
+        context_lens: npt.NDArray[np.int32],
+        logits_rows: npt.NDArray[np.int32],
+        copies: npt.NDArray[np.int32],
+    ) -> npt.NDArray[np.float32]: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def kv_memory(self) -> npt.NDArray[np.uint8]: ...
+
+class PackedMatrix:
+    """A weight matrix, repacked for the kernels. data: uint8, all rows in GGUF format; type: GGUF's type id."""
+
+    def __init__(self, data: npt.NDArray[np.uint8], type: int, rows: int, cols: int) -> None: ...
+
+def linear(
+    packed: PackedMatrix,
+    x: npt.NDArray[np.float32],
+    isa: str = "",
+    accumulate_into: npt.NDArray[np.float32] | None = None,
+    tiles: tuple[int, int] | None = None,
+) -> npt.NDArray[np.float32]:
+    """x [m, cols] by the packed matrix [rows, cols]: [m, rows]."""
+
+def quantize_row(
+    x: npt.NDArray[np.float32], isa: str = ""
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Quants, scales and scaled sums of rows x [m, cols]."""
+
+def dequantize_rows(packed: PackedMatrix, row_ids: npt.NDArray[np.int64], isa: str = "") -> npt.NDArray[np.float32]:
+    """Rows of a packed matrix, as the embedding lookup reads them."""
