@@ -1,6 +1,6 @@
 """Prometheus metrics of one engine, under the `vllm:` names that dashboards and gateways read.
 
-The engine thread only stores numbers: a step costs a few microseconds. The text is built when somebody asks for it,
+The engine thread only stores numbers: a step costs a few microseconds. The text is built when somebody asks,
 by a collector that belongs to this engine's own registry, so that a process can hold several engines.
 """
 
@@ -59,7 +59,7 @@ _TOKEN_HISTOGRAMS: Mapping[str, str] = {
 _SCHEDULER_GAUGES: Mapping[str, tuple[str, str]] = {
     "vllm:num_requests_running": ("num_running", "Sequences that run."),
     "vllm:num_requests_waiting": ("num_waiting", "Requests that wait."),
-    "vllm:kv_cache_usage_perc": ("kv_cache_usage", "Blocks held by sequences as a share of the pool, 0 to 1."),
+    "vllm:kv_cache_usage_perc": ("kv_cache_usage", "Held blocks as a share of the pool, 0 to 1."),
     "octavo:kv_blocks": ("num_blocks", "Blocks in the pool."),
     "octavo:kv_blocks_free": ("num_free_blocks", "Blocks with no holder and no content to find."),
     "octavo:kv_blocks_cached": ("num_cached_blocks", "Blocks with no holder that can be found by prefix."),
@@ -198,9 +198,7 @@ class EngineMetrics:
         family.add_metric(list(self._labels.values()), value)
         return family
 
-    def _counters(
-        self, name: str, text: str, label: str, values: Mapping[str, float]
-    ) -> CounterMetricFamily:
+    def _counters(self, name: str, text: str, label: str, values: Mapping[str, float]) -> CounterMetricFamily:
         family = CounterMetricFamily(name, text, labels=[*self._labels, label])
         for key, value in values.items():
             family.add_metric([*self._labels.values(), key], value)
