@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +33,8 @@ def toy_config(
     rotary_dim: int | None = None,
     intermediate_size: int = 128,
     vocab_size: int = 512,
-    rope_interleaved: bool = True,
     context_len: int = 512,
+    rope_interleaved: bool = True,
 ) -> ModelConfig:
     """The sizes of the toy; any of them may be another."""
     return ModelConfig(
@@ -86,7 +87,7 @@ def toy_program(
     tied: bool = True,
     biases: bool = False,
     head_scale: float = 20.0,
-    **shape: int,
+    **shape: Any,
 ) -> Program:
     """The toy as a program. `shape`: what toy_config takes."""
     config = toy_config(**shape)
@@ -104,7 +105,7 @@ def write_toy_gguf(
     tied: bool = True,
     biases: bool = False,
     head_scale: float = 20.0,
-    **shape: int,
+    **shape: Any,
 ) -> Path:
     """The toy as a file with a tokenizer (see toy_tokenizer): the same arguments give the same bytes."""
     config = toy_config(**shape)

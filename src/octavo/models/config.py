@@ -38,6 +38,9 @@ class ModelConfig:
     """Most positions that the model was made for."""
 
     def __post_init__(self) -> None:
+        for field in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "rotary_dim"):
+            if getattr(self, field) < 1:
+                raise ModelError(f"{field} must be at least 1, got {getattr(self, field)}")
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
                 f"num_heads is {self.num_heads}, not a multiple of num_kv_heads, {self.num_kv_heads}"
@@ -148,10 +151,9 @@ class _Keys:
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above 0."""
         value = self._get(key, default)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or value <= 0:
-            raise ModelError(f"metadata {self.full(key)!r} must be a number above 0, got {_describe(value)}")
-        return float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+            return float(value)
+        raise ModelError(f"metadata {self.full(key)!r} must be a number above 0, got {_describe(value)}")
 
     def text(self, key: str, default: str) -> str:
         value = self._get(key, default)

@@ -57,12 +57,12 @@ def fingerprint(file: GGUFFile) -> str:
     Samples, because hashing gigabytes would take longer than loading them; files that differ only between the
     samples, with equal metadata, are taken for the same.
     """
-    digest = hashlib.blake2b(file.header, digest_size=16)
+    digest = hashlib.blake2b(file.header.data, digest_size=16)
     for tensor in file.tensors.values():
         last = max(tensor.num_bytes - _SAMPLE_BYTES, 0)
         for index in range(_NUM_SAMPLES):
             start = last * index // (_NUM_SAMPLES - 1)
-            digest.update(tensor.data[start : start + _SAMPLE_BYTES])
+            digest.update(tensor.data[start : start + _SAMPLE_BYTES].data)
     return digest.hexdigest()
 
 
