@@ -24,8 +24,8 @@ class ScheduledSequence:
     seq_id: int
     token_ids: tuple[int, ...]
     start: int
-    block_table: tuple[int, ...]
-    """The blocks of positions [0, start + len(token_ids)), in order."""
+    block_table: Sequence[int]
+    """The blocks of positions [0, start + len(token_ids)), in order. Read-only, valid until commit."""
     num_prompt_tokens: int = 0
     """Length of the sequence's prompt: positions before it are the client's, those after it the model's."""
 

@@ -1,0 +1,80 @@
+"""A KV memory of plain integers and a model that reads it: what scheduler and cache tests run instead of tensors.
+
+The value of a slot stands for K and V: it depends on its token and on every token before it, as K and V do in a deeper
+layer. So a block that is found under the wrong prefix, copied too early, or overwritten by someone else reads wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from octavo.batch import BlockCopy, SampledToken, SampledTokens, ScheduledBatch
+
+VOCAB_SIZE = 50
+GARBAGE = -7
+
+
+def chain(token_ids: Sequence[int], seed: Hashable = "") -> list[int]:
+    """The right value of each position of a sequence."""
+    values = []
+    value = hash(("start", seed)) % 1_000_003
+    for token_id in token_ids:
+        value = (value * 31 + token_id + 1) % 1_000_003
+        values.append(value)
+    return values
+
+
+def next_token(value: int, index: int = 0) -> int:
+    """What the model says after a position with this value, to choice `index`."""
+    return (value // 7 + 3 * index) % VOCAB_SIZE
+
+
+def answer(prompt: Sequence[int], num_tokens: int, index: int = 0, seed: Hashable = "") -> list[int]:
+    """The tokens that a choice gets when nothing is cached, shared, cut or preempted."""
+    token_ids = list(prompt)
+    for _ in range(num_tokens):
+        token_ids.append(next_token(chain(token_ids, seed)[-1], index))
+    return token_ids[len(prompt) :]
+
+
+class PagedMemory:
+    """num_blocks × block_size slots."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.blocks = [[GARBAGE] * block_size for _ in range(num_blocks)]
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        for block_copy in copies:
+            self.blocks[block_copy.target] = list(self.blocks[block_copy.source])
+
+    def write(self, table: Sequence[int], start: int, token_ids: Sequence[int], seed: Hashable = "") -> None:
+        """Compute the positions from `start` on, from what the table holds before them."""
+        value = self.read(table, start)[-1] if start else hash(("start", seed)) % 1_000_003
+        for position, token_id in enumerate(token_ids, start):
+            value = (value * 31 + token_id + 1) % 1_000_003
+            block, offset = divmod(position, self.block_size)
+            self.blocks[table[block]][offset] = value
+
+    def read(self, table: Sequence[int], num_tokens: int) -> list[int]:
+        size = self.block_size
+        return [self.blocks[table[position // size]][position % size] for position in range(num_tokens)]
+
+    def run(self, batch: ScheduledBatch, seeds: dict[int, Hashable] | None = None) -> SampledTokens:
+        """One step: copies in order, then all writes, then the tokens of the sample rows."""
+        self.copy(batch.copies)
+        slots = set()
+        for scheduled in batch.sequences:
+            seed = (seeds or {}).get(scheduled.seq_id, "")
+            self.write(scheduled.block_table, scheduled.start, scheduled.token_ids, seed)
+            for position in range(scheduled.start, scheduled.context_len):
+                block, offset = divmod(position, self.block_size)
+                slots.add((scheduled.block_table[block], offset))
+        assert len(slots) == batch.num_tokens, "two tokens of a step share a slot"
+        last = [
+            self.read(batch.sequences[index].block_table, batch.sequences[index].context_len)[-1]
+            for index in batch.logits_for
+        ]
+        return SampledTokens(
+            tuple(SampledToken(row.seq_id, next_token(last[row.row], row.index)) for row in batch.samples)
+        )
