@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 MAX_LOGPROBS = 20
+MAX_CHOICES = 128
 
 
 class ParameterError(ValueError):
@@ -25,7 +26,7 @@ class SamplingParams:
     """
 
     n: int = 1
-    """Sequences to return. They share the prompt's blocks."""
+    """Sequences to return, 1 to 128. They share the prompt's blocks."""
     temperature: float = 1.0
     """0 is greedy: the most likely token, the lowest id among equals."""
     top_k: int = 0
@@ -43,7 +44,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Added to the logits of these token ids."""
     seed: int | None = None
-    """Makes a sampled answer repeatable in any batch; None takes one from the engine's seed and the request."""
+    """Makes a sampled answer repeatable in any batch; None takes one from the engine's seed and request."""
     stop: tuple[str, ...] = ()
     """Texts that end the answer. A single str is accepted."""
     stop_token_ids: tuple[int, ...] = ()
@@ -62,11 +63,11 @@ class SamplingParams:
     """Leave special tokens out of the text."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        else:
-            object.__setattr__(self, "stop", tuple(self.stop or ()))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        stop: Any = (self.stop,) if isinstance(self.stop, str) else self.stop
+        object.__setattr__(self, "stop", _as_tuple("stop", stop))
+        object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
+        if not isinstance(self.logit_bias or {}, Mapping):
+            raise ParameterError("logit_bias must map token ids to numbers", "logit_bias")
         object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
         self._validate()
 
@@ -75,7 +76,7 @@ class SamplingParams:
         return self.temperature == 0.0
 
     def _validate(self) -> None:
-        _require_int("n", self.n, 1)
+        _require_int("n", self.n, 1, MAX_CHOICES)
         _require_float("temperature", self.temperature, 0.0, 100.0)
         _require_int("top_k", self.top_k, -1)
         _require_float("top_p", self.top_p, 0.0, 1.0, low_excluded=True)
@@ -94,6 +95,9 @@ class SamplingParams:
             _require_int("seed", self.seed, -(2**63), 2**64 - 1)
         if self.logprobs is not None:
             _require_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise ParameterError(f"{name} must be true or false", name)
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise ParameterError("stop must hold non-empty strings", "stop")
@@ -104,17 +108,25 @@ class SamplingParams:
             _require_float("logit_bias", bias, -100.0, 100.0)
 
 
+def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise ParameterError(f"{name} must be a list", name)
+    return tuple(value)
+
+
 def _require_int(name: str, value: object, low: int, high: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ParameterError(f"{name} must be an integer", name)
     if value < low or (high is not None and value > high):
         limits = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise ParameterError(f"{name} must be {limits}, got {value}", name)
+        raise ParameterError(f"{name} must be {limits}", name)
 
 
 def _require_float(name: str, value: object, low: float, high: float, *, low_excluded: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ParameterError(f"{name} must be a finite number", name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise ParameterError(f"{name} must be a number", name)
     if value < low or value > high or (low_excluded and value == low):
         lower = f"more than {low:g}" if low_excluded else f"at least {low:g}"
-        raise ParameterError(f"{name} must be {lower} and at most {high:g}, got {value:g}", name)
+        raise ParameterError(f"{name} must be {lower} and at most {high:g}", name)

@@ -203,9 +203,8 @@ def _byte_level_encoder(
     }
     if len(vocabulary) != len(texts):
         raise TokenizerError("tokenizer.ggml.tokens holds a token twice")
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
-    if any(len(pair) != 2 for pair in pairs):
-        raise TokenizerError("tokenizer.ggml.merges holds an entry that is not two tokens")
+    # An entry that is not two tokens gives an empty one, and no vocabulary has that.
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     try:
         bpe = models.BPE(vocabulary, pairs, ignore_merges=rule.ignore_merges)
     except Exception as error:  # the library raises bare Exception
