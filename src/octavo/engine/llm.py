@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, Protocol, Self
@@ -33,6 +33,8 @@ class LLM:
         self._engine = self._assembly.engine
         self._ids = count()
         self._inboxes: dict[str, list[RequestDelta]] = {}
+        self.num_steps = 0
+        """Steps since start."""
 
     @property
     def plan(self) -> MemoryPlan:
@@ -77,7 +79,7 @@ class LLM:
         params = _as_params(sampling_params, len(token_ids))
         return self._run(token_ids, params, [None] * len(token_ids), use_tqdm)
 
-    def stream(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> Iterator[RequestDelta]:
+    def stream(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> Generator[RequestDelta]:
         """Answer one prompt, piece by piece. Closing the iterator ends the request."""
         request_id = self._next_id()
         self._engine.add(request_id, prompt_token_ids, params)
@@ -149,6 +151,7 @@ class LLM:
 
     def _step(self) -> None:
         """One step for all; each request's delta goes to its own reader, also when several streams are open."""
+        self.num_steps += 1
         for delta in self._engine.step():
             if delta.request_id in self._inboxes:
                 self._inboxes[delta.request_id].append(delta)
