@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,15 @@ def test_streamed_text_is_the_text(tokenizer: Tokenizer, case: dict[str, Any]) -
     detokenizer = Detokenizer(tokenizer, stop=("no such text",))
     pieces = [detokenizer.push(token_id).text for token_id in case["ids"]]
     assert "".join([*pieces, detokenizer.flush()]) == case["decoded"]
+
+
+def test_streamed_text_of_random_tokens_is_their_text(tokenizer: Tokenizer) -> None:
+    numbers = random.Random(0)
+    for _ in range(500):
+        ids = numbers.choices(range(tokenizer.vocab_size), k=20)
+        detokenizer = Detokenizer(tokenizer)
+        pieces = [detokenizer.push(token_id).text for token_id in ids]
+        assert "".join([*pieces, detokenizer.flush()]) == tokenizer.decode(ids)
 
 
 def test_a_chat_starts_with_the_default_system_message(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as ByteLevelEncoder
 
 from octavo.text.splitting import SPLITTING_RULES, SplittingRule
@@ -31,6 +32,18 @@ class TokenizerError(ValueError):
     """A vocabulary that cannot be used, or text that cannot be encoded."""
 
 
+@dataclass(frozen=True, slots=True)
+class NamedTokens:
+    """The tokens that a vocabulary gives a part to play."""
+
+    bos: int | None
+    eos: int | None
+    ends: frozenset[int]
+    """All tokens that end an answer."""
+    adds_bos: bool
+    """Whether a prompt starts with BOS."""
+
+
 class Tokenizer:
     """Byte-level BPE. Immutable after construction, so any number of threads may use it.
 
@@ -38,21 +51,17 @@ class Tokenizer:
     space, which the byte alphabet does not have. `encode(parse_special=True)` looks for them itself.
     """
 
-    def __init__(self, texts: list[str], types: list[int], encoder: ByteLevelEncoder) -> None:
+    def __init__(
+        self, texts: list[str], types: list[int], encoder: ByteLevelEncoder, named: NamedTokens
+    ) -> None:
         """`texts` and `types` hold one entry a token id. `from_gguf` is the usual way here."""
         self._texts = texts
         self._encoder = encoder
+        self._named = named
         self._bytes = [_token_bytes(text, kind) for text, kind in zip(texts, types, strict=True)]
-        self.special_token_ids = frozenset(i for i, kind in enumerate(types) if kind in (CONTROL, UNKNOWN))
-        """Tokens with a meaning of their own, which ordinary text never encodes to."""
-        user_defined = [i for i, kind in enumerate(types) if kind == USER_DEFINED]
-        self._special = _Finder({texts[i]: i for i in sorted(self.special_token_ids)})
-        self._user_defined = _Finder({texts[i]: i for i in user_defined})
-        self.bos_token_id: int | None = None
-        self.eos_token_id: int | None = None
-        self.eos_token_ids: frozenset[int] = frozenset()
-        """All tokens that end an answer."""
-        self.adds_bos = False
+        self._special_token_ids = frozenset(i for i, kind in enumerate(types) if kind in (CONTROL, UNKNOWN))
+        self._special = _Finder({texts[i]: i for i in sorted(self._special_token_ids)})
+        self._user_defined = _Finder({texts[i]: i for i, kind in enumerate(types) if kind == USER_DEFINED})
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object]) -> Tokenizer:
@@ -69,26 +78,41 @@ class Tokenizer:
             types[token_id] = CONTROL  # some files call them ordinary, and a user could then end a turn
         encoder = _byte_level_encoder(texts, types, _strings(metadata, "merges"), rule)
         bos, *ends = (_token_id(metadata, name, len(texts)) for name in ("bos", "eos", "eot", "eom"))
-        tokenizer = cls(texts, types, encoder)
-        tokenizer.eos_token_ids = frozenset(end_tokens.union(end for end in ends if end is not None))
-        tokenizer.bos_token_id, tokenizer.eos_token_id = bos, ends[0]
-        adds_bos = metadata.get("tokenizer.ggml.add_bos_token", rule.adds_bos)
-        tokenizer.adds_bos = bool(adds_bos) and bos is not None
-        return tokenizer
+        adds_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", rule.adds_bos)) and bos is not None
+        all_ends = frozenset(end_tokens.union(end for end in ends if end is not None))
+        return cls(texts, types, encoder, NamedTokens(bos, ends[0], all_ends, adds_bos))
 
     @property
     def vocab_size(self) -> int:
         return len(self._texts)
 
     @property
+    def bos_token_id(self) -> int | None:
+        return self._named.bos
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._named.eos
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """All tokens that end an answer."""
+        return self._named.ends
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens with a meaning of their own, which ordinary text never encodes to."""
+        return self._special_token_ids
+
+    @property
     def bos_token(self) -> str:
         """Text of the begin-of-sequence token, "" where there is none."""
-        return "" if self.bos_token_id is None else self._texts[self.bos_token_id]
+        return "" if self._named.bos is None else self._texts[self._named.bos]
 
     @property
     def eos_token(self) -> str:
         """Text of the end-of-sequence token, "" where there is none."""
-        return "" if self.eos_token_id is None else self._texts[self.eos_token_id]
+        return "" if self._named.eos is None else self._texts[self._named.eos]
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """The token ids of `text`.
@@ -98,9 +122,9 @@ class Tokenizer:
         Raises TokenizerError for text that is not valid Unicode.
         """
         ids = self.encode_pieces(self.split_special(text) if parse_special else [text])
-        if add_special and self.adds_bos and ids[:1] != [self.bos_token_id]:
-            assert self.bos_token_id is not None
-            ids.insert(0, self.bos_token_id)
+        bos = self._named.bos
+        if add_special and self._named.adds_bos and bos is not None and ids[:1] != [bos]:
+            ids.insert(0, bos)
         return ids
 
     def split_special(self, text: str) -> list[str | int]:
@@ -113,11 +137,12 @@ class Tokenizer:
 
     @property
     def special_texts(self) -> Iterable[str]:
+        """How control tokens are written."""
         return self._special.ids.keys()
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD. Raises ValueError for an unknown id."""
-        hidden = self.special_token_ids if skip_special_tokens else frozenset()
+        hidden = self._special_token_ids if skip_special_tokens else frozenset()
         pieces = [self.token_bytes(i) for i in ids if i not in hidden]
         return b"".join(pieces).decode("utf-8", errors="replace")
 
@@ -132,6 +157,7 @@ class Tokenizer:
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def encode_pieces(self, pieces: Iterable[str | int]) -> list[int]:
+        """The ids of what split_special gives; in the plain texts nothing is special."""
         ids: list[int] = []
         for piece in pieces:
             if isinstance(piece, int):
@@ -214,7 +240,6 @@ def _byte_level_encoder(
     encoder.pre_tokenizer = pre_tokenizers.Sequence(
         [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    encoder.decoder = decoders.ByteLevel()
     if rule.normalizes_nfc:
         encoder.normalizer = normalizers.NFC()
     return encoder
