@@ -6,16 +6,17 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
-#include <cstdlib>
-#include <memory>
-#include <new>
+#include <algorithm>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "huge_memory.h"
 #include "kernel_table.h"
 #include "packed_layout.h"
+#include "table.h"
 
 namespace nb = nanobind;
 
@@ -32,11 +33,8 @@ using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu
 using RowIds = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using FloatArray = nb::ndarray<nb::numpy, float>;
 
-const KernelTable& table_named(const std::string& isa) {
-  const KernelTable* avx2 = octavo::avx2_table();
-  if (isa == "portable" || (isa.empty() && !avx2)) return octavo::portable_table();
-  if ((isa == "avx2" || isa.empty()) && avx2) return *avx2;
-  throw std::invalid_argument("isa: \"" + isa + "\" is not available on this machine");
+const KernelTable& table_for(const std::string& isa) {
+  return isa.empty() ? octavo::default_table() : octavo::table_named(isa);
 }
 
 // A numpy array that owns its memory.
@@ -57,10 +55,6 @@ WeightType weight_type(int32_t type_id) {
   throw std::invalid_argument("type: " + std::to_string(type_id) + " is not a weight type of this module");
 }
 
-struct Free {
-  void operator()(uint8_t* memory) const { std::free(memory); }
-};
-
 // A packed matrix together with its memory.
 class OwnedMatrix {
  public:
@@ -71,23 +65,22 @@ class OwnedMatrix {
     if (cols < 1 || cols % format.size) {
       throw std::invalid_argument("cols: must be a positive multiple of " + std::to_string(format.size));
     }
-    const int64_t expected = rows * (cols / format.size) * (format.scale_bytes + format.quant_bytes);
+    const int64_t expected = rows * (cols / format.size) * format.row_bytes();
     if (static_cast<int64_t>(data.size()) != expected) {
       throw std::invalid_argument("data: expected " + std::to_string(expected) + " bytes, got " +
                                   std::to_string(data.size()));
     }
     const int64_t num_tiles = (rows + kTileRows - 1) / kTileRows;
     const int64_t tile_bytes = octavo::packed_tile_bytes(type, cols);
-    memory_.reset(static_cast<uint8_t*>(std::aligned_alloc(64, num_tiles * tile_bytes)));
-    if (!memory_) throw std::bad_alloc();
-    octavo::pack_tiles(type, rows, cols, data.data(), 0, num_tiles, memory_.get());
-    matrix_ = {type, rows, cols, num_tiles, tile_bytes, memory_.get()};
+    memory_ = octavo::HugeMemory(num_tiles * tile_bytes);
+    octavo::pack_tiles(type, rows, cols, data.data(), 0, num_tiles, memory_.data());
+    matrix_ = {type, rows, cols, num_tiles, tile_bytes, memory_.data()};
   }
 
   const octavo::PackedMatrix& matrix() const { return matrix_; }
 
  private:
-  std::unique_ptr<uint8_t, Free> memory_;
+  octavo::HugeMemory memory_;
   octavo::PackedMatrix matrix_;
 };
 
@@ -115,7 +108,7 @@ void check_groups(int64_t cols) {
 FloatArray linear(const OwnedMatrix& packed, const Rows& x, const std::string& isa,
                   std::optional<Rows> accumulate_into, std::optional<std::pair<int64_t, int64_t>> tiles) {
   const octavo::PackedMatrix& w = packed.matrix();
-  const KernelTable& table = table_named(isa);
+  const KernelTable& table = table_for(isa);
   const size_t m = x.shape(0);
   if (static_cast<int64_t>(x.shape(1)) != w.cols) throw std::invalid_argument("x: must have the matrix's cols");
   const auto [begin, end] = tiles.value_or(std::pair<int64_t, int64_t>(0, w.num_tiles));
@@ -141,7 +134,7 @@ FloatArray linear(const OwnedMatrix& packed, const Rows& x, const std::string& i
 
 nb::tuple quantize_row(const Rows& x, const std::string& isa) {
   check_groups(x.shape(1));
-  const QuantizedRows rows(table_named(isa), x);
+  const QuantizedRows rows(table_for(isa), x);
   const size_t m = x.shape(0);
   const size_t groups = x.shape(1) / kGroupSize;
   auto quants = new_array<int8_t>({m, x.shape(1)});
@@ -155,7 +148,7 @@ nb::tuple quantize_row(const Rows& x, const std::string& isa) {
 
 FloatArray dequantize_rows(const OwnedMatrix& packed, const RowIds& row_ids, const std::string& isa) {
   const octavo::PackedMatrix& w = packed.matrix();
-  const KernelTable& table = table_named(isa);
+  const KernelTable& table = table_for(isa);
   FloatArray out = new_array<float>({row_ids.size(), static_cast<size_t>(w.cols)});
   for (size_t i = 0; i < row_ids.size(); ++i) {
     const int64_t row = row_ids.data()[i];

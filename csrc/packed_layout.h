@@ -5,7 +5,7 @@
 // vector v of a 4-bit type has elements 4v..4v+3 in the low nibbles and 16+4v..16+4v+3 in the high ones.
 // Float: [col][kTileRows].
 //
-// Everything here has internal linkage: sources of a wider ISA include it.
+// The unnamed namespace gives each source its own copy: sources of a wider ISA include this too.
 #pragma once
 
 #include <string.h>
@@ -13,6 +13,7 @@
 #include "kernel_table.h"
 
 namespace octavo {
+namespace {
 
 // A group as a file holds it, of one row: scales, then quants. A group of a float type is one element.
 struct GroupFormat {
@@ -24,7 +25,7 @@ struct GroupFormat {
   constexpr int32_t tile_bytes() const { return kTileRows * row_bytes(); }
 };
 
-static constexpr GroupFormat group_format(WeightType type) {
+constexpr GroupFormat group_format(WeightType type) {
   switch (type) {
     case WeightType::Q4_0: return {kGroupSize, 2, 16};
     case WeightType::Q4_1: return {kGroupSize, 4, 16};
@@ -36,19 +37,19 @@ static constexpr GroupFormat group_format(WeightType type) {
   return {1, 0, 4};
 }
 
-static inline uint32_t bits_of(float value) {
+inline uint32_t bits_of(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
   return bits;
 }
 
-static inline float float_of(uint32_t bits) {
+inline float float_of(uint32_t bits) {
   float value;
   memcpy(&value, &bits, sizeof value);
   return value;
 }
 
-static inline float half_to_float(uint16_t half) {
+inline float half_to_float(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
   const uint32_t magnitude = half & 0x7fff;
   if (magnitude >= 0x7c00) return float_of(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
@@ -57,6 +58,7 @@ static inline float half_to_float(uint16_t half) {
   return float_of(sign | bits_of(float_of(magnitude << 13) * 0x1p112f));
 }
 
-static inline float bfloat_to_float(uint16_t bits) { return float_of(static_cast<uint32_t>(bits) << 16); }
+inline float bfloat_to_float(uint16_t bits) { return float_of(static_cast<uint32_t>(bits) << 16); }
 
+}  // namespace
 }  // namespace octavo
