@@ -37,7 +37,7 @@ class Executor:
     def kv_memory(self) -> npt.NDArray[np.uint8]: ...
 
 class PackedMatrix:
-    """A weight matrix, repacked for the kernels. data: uint8, all rows in GGUF format; type: GGUF's type id."""
+    """A weight matrix, repacked. data: uint8, all rows in GGUF format; type: GGUF's type id."""
 
     def __init__(self, data: npt.NDArray[np.uint8], type: int, rows: int, cols: int) -> None: ...
 
@@ -55,5 +55,7 @@ def quantize_row(
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Quants, scales and scaled sums of rows x [m, cols]."""
 
-def dequantize_rows(packed: PackedMatrix, row_ids: npt.NDArray[np.int64], isa: str = "") -> npt.NDArray[np.float32]:
+def dequantize_rows(
+    packed: PackedMatrix, row_ids: npt.NDArray[np.int64], isa: str = ""
+) -> npt.NDArray[np.float32]:
     """Rows of a packed matrix, as the embedding lookup reads them."""

@@ -1,4 +1,4 @@
-"""The door to native code: programs of ops, the executors that run them, and the K and V memory they share."""
+"""The door to native code: programs of ops, executors that run them, and the K and V memory they use."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from octavo.kernels.ops import Op, Program
 class NativeExecutor:
     """Runs a program over K and V memory of its own. Implements kernels.executor.Executor.
 
-    Weights are packed at construction, in parallel, and `program` need not outlive it. A step's results are the
-    same bits whatever the number of threads, the block size, and the neighbours in the step.
+    Weights are packed at construction, in parallel, and `program` need not outlive it. A step's results
+    are the same bits whatever the number of threads, the block size, and the neighbours in the step.
     """
 
     def __init__(
@@ -32,9 +32,9 @@ class NativeExecutor:
     ) -> None:
         """isa: the kernel table, one of kernels.info()["available_isas"]; None takes the default one.
 
-        Raises ValueError for an isa that this machine cannot run, a layout that is not of the program's shape,
-        and ops that name what does not exist or whose widths do not fit. Raises MemoryError when the
-        memory for K and V or for the weights cannot be had.
+        Raises ValueError for an isa that this machine cannot run, a layout that is not of the program's
+        shape, and ops that name what does not exist or whose widths do not fit. Raises MemoryError when
+        the memory for K and V or for the weights cannot be had.
         """
         shape = (layout.num_layers, layout.num_kv_heads, layout.head_dim)
         if shape != (program.num_layers, program.num_kv_heads, program.head_dim):
@@ -55,7 +55,7 @@ class NativeExecutor:
 
     @property
     def kv(self) -> npt.NDArray[Any]:
-        """The K and V memory itself, of the layout's dtype and shape [layer, block, kv head, K or V, element].
+        """The K and V memory itself, of the layout's dtype and shape: layer, block, kv head, K or V, element.
 
         64-byte aligned and zero at first. Pages take memory when they are first written.
         """
