@@ -152,6 +152,8 @@ OF_CHAT = [
     ({"continue_final_message": True}, "continue_final_message"),
     ({"chat_template": "{{ messages }}"}, "chat_template"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs.self"),
+    ({"chat_template_kwargs": {"tokenizer": 1}}, "chat_template_kwargs.tokenizer"),
 ]
 
 

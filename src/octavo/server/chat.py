@@ -33,7 +33,10 @@ from octavo.text.chat_template import ChatTemplateError
 # A closed list, because templates copy the role into the scaffolding, where control tokens are read as such.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_TEMPLATE_NAMES = frozenset({"messages", "add_generation_prompt", "tools", "documents"})
+# Variables that the engine gives a template itself, and names of its own arguments.
+_TEMPLATE_NAMES = frozenset(
+    {"messages", "add_generation_prompt", "tools", "documents", "tokenizer", "template", "self"}
+)
 
 
 async def create_chat_completion(http_request: Request) -> Response:
