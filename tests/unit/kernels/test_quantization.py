@@ -85,6 +85,19 @@ def test_error_is_within_the_rounding_of_a_group(weight_type: WeightType, steps:
 
 
 @pytest.mark.parametrize("weight_type", GROUPED)
+@pytest.mark.parametrize("shift", [-0.4, 0.4])
+def test_values_go_to_the_nearest_step(weight_type: WeightType, shift: float) -> None:
+    """On whole numbers with a step of 1, all but the ends of the range moved by less than half a step."""
+    low, high = {WeightType.Q4_0: (-8, 7), WeightType.Q4_1: (-4, 11), WeightType.Q8_0: (-127, 127)}[
+        weight_type
+    ]
+    whole = np.resize(np.arange(low, high), 32).astype(np.float32)
+    whole[-1] = high
+    moved = np.where((whole == low) | (whole == high), whole, whole + np.float32(shift))
+    np.testing.assert_array_equal(dequantize(quantize(moved, weight_type)), [whole])
+
+
+@pytest.mark.parametrize("weight_type", GROUPED)
 def test_a_group_of_zeros_stays_zero(weight_type: WeightType) -> None:
     values = np.zeros((2, 64), np.float32)
     values[1, 32:] = np.linspace(-1, 1, 32)

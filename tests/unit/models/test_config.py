@@ -95,6 +95,12 @@ def test_what_cannot_be_run_is_refused_by_key(changes: dict[str, object], messag
         config_with(**changes)
 
 
+@pytest.mark.parametrize("field", ["num_layers", "num_heads", "num_kv_heads", "head_dim", "rotary_dim"])
+def test_sizes_are_positive_wherever_a_config_comes_from(field: str) -> None:
+    with pytest.raises(ModelError, match=f"{field} must be at least 1, got 0"):
+        dataclasses.replace(toy_config(), **{field: 0})  # type: ignore[arg-type]
+
+
 def test_linear_rope_scaling_divides_positions() -> None:
     config = config_with(rope__scaling__type="linear", rope__scaling__factor=4.0)
     assert config.rope_linear_factor == 4.0

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
+from octavo.formats.gguf import GGUFError
 from octavo.kernels import ops
 from octavo.kernels.quantization import dequantize, quantize
 from octavo.kernels.reference import ReferenceExecutor
@@ -162,6 +165,34 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(write: Write) ->
     path = write(toy_weights(CONFIG), **{"general.architecture": "mamba"})
     with pytest.raises(ModelError, match="architecture 'mamba' is not supported; known: llama"):
         load_model(path)
+
+
+def small_file() -> tuple[bytes, int]:
+    """A model of a few kilobytes, and where its tensor data starts."""
+    config = toy_config(
+        num_layers=1, hidden_size=32, num_heads=2, head_dim=16, intermediate_size=32, vocab_size=4
+    )
+    weights = toy_weights(config)
+    raw = gguf_bytes(model_metadata(config), weights.values())
+    return raw, len(raw) - sum(weight.num_bytes for weight in weights.values())
+
+
+SMALL, SMALL_HEADER = small_file()
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, SMALL_HEADER - 1), st.integers(0, 255)), max_size=3))
+@example([])
+def test_a_damaged_header_is_a_model_or_a_clear_error(tmp_path: Path, flips: list[tuple[int, int]]) -> None:
+    raw = bytearray(SMALL)
+    for offset, value in flips:
+        raw[offset] = value
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(raw)
+    try:
+        load_model(path)
+    except (GGUFError, ModelError):
+        assert flips
 
 
 # --- identity ---
