@@ -57,7 +57,8 @@ def program_of(
 
 def float_weight(name: str, array: Floats) -> Weight:
     data = np.ascontiguousarray(array, np.float32).reshape(-1).view(np.uint8)
-    return Weight(name, WeightType.F32, *array.shape, data)
+    rows, cols = array.shape
+    return Weight(name, WeightType.F32, rows, cols, data)
 
 
 def run_rows(program: Program, isa: str, token_ids: Sequence[int]) -> Floats:
@@ -177,7 +178,7 @@ def attention_tables(shape: Shape) -> dict[str, Floats]:
 
 def attention_program(shape: Shape) -> Program:
     kv_heads, group, head_dim = shape
-    ops = [KVWrite("k", "v", 0), Attention("q", "out", 0, kv_heads * group, head_dim**-0.5)]
+    ops: list[Op] = [KVWrite("k", "v", 0), Attention("q", "out", 0, kv_heads * group, head_dim**-0.5)]
     return program_of(ops, attention_tables(shape), {}, (kv_heads, head_dim))
 
 
@@ -289,7 +290,9 @@ def test_only_the_step_s_slots_are_written(isa: str, kv_dtype: str, block_size: 
 @every_isa
 def test_rounding_to_float16_is_to_nearest_even(isa: str) -> None:
     shape = (1, 1, 8)
-    values = np.float32([1 + 2**-11, 1 + 3 * 2**-11, 2**-24 * 1.5, 2**-26, 65519, 65520, -0.0, 2**-14])
+    values = np.array(
+        [1 + 2**-11, 1 + 3 * 2**-11, 2**-24 * 1.5, 2**-26, 65519, 65520, -0.0, 2**-14], np.float32
+    )
     tables = {**attention_tables(shape), "v": np.tile(values, (8, 1))}
     program = program_of([KVWrite("k", "v", 0), Attention("q", "out", 0, 1, 1.0)], tables, {}, (1, 8))
     layout = layout_of(program, 4, "float16", num_blocks=1)
