@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -85,7 +86,7 @@ def _read_line() -> str | None:
     """The next line; None at the end of the input. Ctrl-C drops the line that is being typed."""
     while True:
         try:
-            return input("> ")
+            return input("> " if sys.stdin.isatty() else "")
         except EOFError:
             click.echo()
             return None

@@ -50,6 +50,7 @@ def run(prompt: str, model: str, raw: bool, system: str | None, as_json: bool, *
                 "finish_reason": answer.finish_reason,
                 "num_prompt_tokens": len(ids),
                 "num_output_tokens": answer.num_tokens,
+                "num_cached_tokens": answer.num_cached_tokens,
                 "seconds": round(answer.seconds, 4),
             }
         )
