@@ -5,8 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.toy import write_toy_gguf
 
 from octavo.formats.sources import resolve
+
+
+@pytest.fixture(scope="session")
+def toy_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random llama-shaped model in a file, small enough to answer in milliseconds."""
+    return write_toy_gguf(tmp_path_factory.mktemp("toy") / "toy.gguf")
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from octavo.request import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Copy all layers' K and V of block `source` into block `target`, before anything is written in the step."""
+    """Copy all layers' K and V of block `source` into `target`, before the step writes anything."""
 
     source: int
     target: int
@@ -71,7 +71,7 @@ class ScheduledBatch:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The log-probability of one token under the model, before any sampling parameter. rank 1 is the most likely."""
+    """A token's log-probability under the model, before any sampling parameter. Rank 1 is the likeliest."""
 
     token_id: int
     logprob: float

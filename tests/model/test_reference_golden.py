@@ -11,17 +11,15 @@ import pytest
 
 from octavo.kernels.reference import ReferenceExecutor
 from octavo.models.loader import load_model
-from support.forward import forward_logprobs
+from support.forward import forward_chunks, token_logprobs
 from support.toy import toy_layout
 
 pytestmark = pytest.mark.model
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "smollm2_float32.json").read_text())
 TOLERANCE = 1e-3
-CHUNK = 192
-NUM_TEXT_TOKENS = (
-    256  # of 1,805, which take numpy a minute; two chunks, so that one reads the other's K and V
-)
+NUM_TEXT_TOKENS = 288
+"""Of 1,805, which take numpy a minute; more than one chunk, so that K and V are read from the cache."""
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +34,8 @@ def test_forced_continuations_have_the_golden_logprobs(
 ) -> None:
     """The last ids of a case are the forced tokens; the row before each one predicts it."""
     steps = case["steps"]
-    logprobs = forward_logprobs(executor, case["ids"][:-1], chunk=CHUNK, block_size=16)[-len(steps) :]
-    for step, row in zip(steps, logprobs, strict=True):
+    ((_, rows),) = forward_chunks(executor, case["ids"][:-1])
+    for step, row in zip(steps, rows[-len(steps) :], strict=True):
         ids, expected = zip(*step["top"], strict=True)
         np.testing.assert_allclose(row[list(ids)], expected, rtol=0, atol=TOLERANCE)
         assert row[step["forced_next_id"]] == pytest.approx(step["logprob"], abs=TOLERANCE)
@@ -45,8 +43,6 @@ def test_forced_continuations_have_the_golden_logprobs(
 
 
 def test_tokens_of_wiki_text_have_the_golden_logprobs(executor: ReferenceExecutor) -> None:
-    ids = GOLDEN["perplexity"]["ids"][: NUM_TEXT_TOKENS + 1]
-    logprobs = forward_logprobs(executor, ids[:-1], chunk=CHUNK, block_size=16)
-    found = logprobs[np.arange(NUM_TEXT_TOKENS), ids[1:]]
-    expected = GOLDEN["perplexity"]["token_logprobs"][:NUM_TEXT_TOKENS]
+    found = token_logprobs(executor, GOLDEN["perplexity"]["ids"][:NUM_TEXT_TOKENS])
+    expected = GOLDEN["perplexity"]["token_logprobs"][: NUM_TEXT_TOKENS - 1]
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from octavo.config import ConfigError, EngineConfig
 from octavo.cache.kv_cache import KVCacheManager
+from octavo.config import ConfigError, EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.engine import Engine
 from octavo.engine.plan import MemoryPlan
@@ -41,7 +41,7 @@ class Assembly:
 def assemble(config: EngineConfig) -> Assembly:
     """Load the model and build every stage.
 
-    Raises ConfigError, SourceError, GGUFError, ModelError or TokenizerError, all ValueErrors for users to read.
+    Raises ConfigError, SourceError, GGUFError, ModelError or TokenizerError: ValueErrors for users to read.
     """
     model = load_model(resolve(config.model))
     tokenizer = Tokenizer.from_gguf(model.metadata)

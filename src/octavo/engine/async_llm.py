@@ -34,7 +34,7 @@ class AsyncLLM:
     """A model served to coroutines.
 
     The engine belongs to one thread; coroutines send it commands and get deltas through their event loop, one
-    wake-up a loop and step. An error that ends the thread ends every stream with an error and makes it unhealthy.
+    wake-up a loop and step. An error that ends the thread ends every stream and makes the engine unhealthy.
     """
 
     def __init__(self, config: EngineConfig, served_model_name: str | None = None) -> None:
@@ -79,14 +79,14 @@ class AsyncLLM:
             self.tokenizer.encode, text, add_special=add_special, parse_special=parse_special
         )
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_variables: Any) -> list[int]:
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], **template_variables: Any
+    ) -> list[int]:
         """Token ids of a conversation. Raises ChatTemplateError or ParameterError("messages")."""
         template = self._assembly.chat_template
         if template is None:
             raise ParameterError("this model has no chat template; use /v1/completions", "messages")
-        return await asyncio.to_thread(
-            encode_chat, self.tokenizer, template, messages, **template_variables
-        )
+        return await asyncio.to_thread(encode_chat, self.tokenizer, template, messages, **template_variables)
 
     async def submit(
         self,
@@ -98,7 +98,7 @@ class AsyncLLM:
     ) -> RequestStream:
         """Take a request in.
 
-        Raises ParameterError at the door, EngineDrainingError during shutdown, EngineDeadError after a fatal error.
+        Raises ParameterError at the door, EngineDrainingError during shutdown, EngineDeadError if it is dead.
         """
         if self._dead:
             raise EngineDeadError(DEAD_ERROR)
@@ -130,7 +130,7 @@ class AsyncLLM:
         return stream
 
     async def drain(self, timeout: float) -> bool:
-        """Refuse new requests and wait for the running ones. False if some had to be aborted after `timeout` s."""
+        """Refuse new requests and wait for the running ones; abort them after `timeout` s and say False."""
         self._draining = True
         deadline = time.monotonic() + timeout
         while self._engine.has_unfinished and not self._dead:

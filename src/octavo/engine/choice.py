@@ -43,11 +43,11 @@ class Choice:
         if update.token_id is not None:
             self.num_tokens += 1
             text, stop = self._push(update)
-        reason, stop_reason = update.finish_reason, update.stop_token_id
+        reason = update.finish_reason
         ended_by_text = None
         if stop is not None:
             ended_by_text = FinishReason.STOP if reason is None else None
-            reason, stop_reason = FinishReason.STOP, stop
+            reason = FinishReason.STOP
         elif reason is not None:
             text += self._detokenizer.flush()
         self.is_finished = reason is not None
@@ -57,7 +57,7 @@ class Choice:
             token_ids=() if update.token_id is None else (update.token_id,),
             logprobs=None if update.logprobs is None else (update.logprobs,),
             finish_reason=None if reason is None else reason.value,
-            stop_reason=stop_reason if stop is None else stop,
+            stop_reason=update.stop_token_id if stop is None else stop,
             error=update.error,
         )
         return Advance(delta, ended_by_text)
@@ -73,7 +73,5 @@ class Choice:
         ended_by_token = update.finish_reason is FinishReason.STOP
         if ended_by_token and not self._params.include_stop_str_in_output:
             return "", None  # the token that ended the answer is not part of its text
-        piece = self._detokenizer.push(
-            update.token_id, check_stop=self.num_tokens >= self._params.min_tokens
-        )
+        piece = self._detokenizer.push(update.token_id, check_stop=self.num_tokens >= self._params.min_tokens)
         return piece.text, piece.stop

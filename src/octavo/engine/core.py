@@ -36,7 +36,7 @@ class EngineCore:
         self.last_batch: ScheduledBatch | None = None
 
     def step(self) -> list[SequenceUpdate]:
-        """Schedule, run, sample, commit. A step that raises is undone, and the culprit found and ended alone."""
+        """Schedule, run, sample, commit. A step that raises is undone, and the culprit is found."""
         updates = self._step()
         if self._debug_checks:
             self.scheduler.check_integrity()

@@ -150,7 +150,7 @@ class LLM:
                 self._inboxes[request_id].clear()
 
     def _step(self) -> None:
-        """One step for all; each request's delta goes to its own reader, also when several streams are open."""
+        """One step for all: each request's delta goes to its own reader, with several streams open too."""
         self.num_steps += 1
         for delta in self._engine.step():
             if delta.request_id in self._inboxes:

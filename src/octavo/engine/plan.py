@@ -47,12 +47,14 @@ class MemoryPlan:
 
     def lines(self) -> list[str]:
         """The plan for people, a line each."""
+        users = "user" if self.num_full_context_users == 1 else "users"
         return [
             f"weights   {_size(self.weight_bytes)}",
             f"KV pool   {_size(self.kv_bytes)}: {self.num_blocks:,} blocks of {self.block_size} tokens "
-            f"({self.kv_cache_dtype}, {_size(self.bytes_per_block)} a block, {_size(self.bytes_per_token)} a token)",
-            f"room for  {self.num_tokens:,} tokens: {self.num_full_context_users:,} "
-            f"{'user' if self.num_full_context_users == 1 else 'users'} with a full context of {self.max_model_len:,}",
+            f"({self.kv_cache_dtype}, {_size(self.bytes_per_block)} a block, "
+            f"{_size(self.bytes_per_token)} a token)",
+            f"room for  {self.num_tokens:,} tokens: {self.num_full_context_users:,} {users} "
+            f"with a full context of {self.max_model_len:,}",
         ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from octavo.config import CacheConfig, ConfigError, SchedulerConfig
@@ -50,15 +51,7 @@ def plan_layout(
             f"at most {free_bytes // one_block.bytes_per_block} blocks fit",
             field,
         )
-    layout = KVLayout(
-        num_layers=program.num_layers,
-        num_kv_heads=program.num_kv_heads,
-        head_dim=program.head_dim,
-        block_size=cache.block_size,
-        num_blocks=num_blocks,
-        dtype=cache.kv_cache_dtype,
-    )
-    return layout
+    return replace(one_block, num_blocks=num_blocks)
 
 
 def plan_max_model_len(layout: KVLayout, context_len: int, requested: int | None) -> int:
@@ -77,8 +70,9 @@ def plan_max_model_len(layout: KVLayout, context_len: int, requested: int | None
     if requested > pool_tokens:
         needed = -(-requested // layout.block_size) * layout.bytes_per_block
         raise ConfigError(
-            f"max_model_len {requested} needs {needed} bytes of KV cache, but the pool has {layout.num_bytes} "
-            f"({layout.num_blocks} blocks of {layout.block_size} tokens); the largest that works is {pool_tokens}",
+            f"max_model_len {requested} needs {needed} bytes of KV cache, but the pool has "
+            f"{layout.num_bytes} ({layout.num_blocks} blocks of {layout.block_size} tokens); "
+            f"the largest that works is {pool_tokens}",
             "max_model_len",
         )
     return requested
