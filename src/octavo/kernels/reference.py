@@ -46,7 +46,7 @@ class ReferenceExecutor:
         self._layout = layout
         self._dtype = dtype
         self._weights: Buffers = {
-            key: dequantize(weight).astype(dtype) for key, weight in program.weights.items()
+            key: dequantize(weight).astype(dtype, copy=False) for key, weight in program.weights.items()
         }
         num_slots = layout.num_blocks * layout.block_size
         cache_shape = (layout.num_layers, num_slots, layout.num_kv_heads, layout.head_dim)

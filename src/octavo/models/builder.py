@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from octavo.kernels.ops import (
     Add,
@@ -111,5 +110,5 @@ class ProgramBuilder:
             raise ModelError(
                 f"tensor {name!r} is {weight.rows} x {weight.cols}, but the model's sizes say {rows} x {cols}"
             )
-        self._used.setdefault(name, weight if weight.name == name else replace(weight, name=name))
+        self._used.setdefault(name, weight)
         return weight

@@ -104,25 +104,31 @@ def _head_dim(keys: _Keys, hidden_size: int, num_heads: int) -> int:
         raise ModelError(
             f"metadata {keys.full('attention.value_length')!r} must equal the key length, {head_dim}"
         )
-    if head_dim % 8:
-        raise ModelError(
-            f"metadata {keys.full('attention.key_length')!r} is {head_dim}; head_dim must be divisible by 8"
-        )
     return head_dim
 
 
 def _vocab_size(keys: _Keys, metadata: Mapping[str, object]) -> int:
-    """The file's number, or by default one for each token of its tokenizer."""
+    """The file's number, or one for each token of its tokenizer. There may be more rows than tokens."""
     tokens = metadata.get("tokenizer.ggml.tokens")
-    return keys.count("vocab_size", len(tokens) if isinstance(tokens, list) else None)
+    num_tokens = len(tokens) if isinstance(tokens, list) else None
+    vocab_size = keys.count("vocab_size", num_tokens)
+    if num_tokens is not None and num_tokens > vocab_size:
+        raise ModelError(
+            f"metadata {keys.full('vocab_size')!r} is {vocab_size}, fewer than the {num_tokens} tokens of "
+            "'tokenizer.ggml.tokens'"
+        )
+    return vocab_size
 
 
 def _rope_linear_factor(keys: _Keys) -> float:
-    kind = keys.text("rope.scaling.type", "none")
+    """A factor without a type is linear; old files give it another name."""
+    old = "rope.scale_linear" in keys and "rope.scaling.factor" not in keys
+    key = "rope.scale_linear" if old else "rope.scaling.factor"
+    kind = keys.text("rope.scaling.type", "linear" if key in keys else "none")
     if kind == "none":
         return 1.0
     if kind == "linear":
-        return keys.number("rope.scaling.factor")
+        return keys.number(key)
     raise ModelError(f"rope scaling {kind!r} ({keys.full('rope.scaling.type')}) is not supported; linear is")
 
 

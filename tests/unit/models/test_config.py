@@ -49,6 +49,13 @@ def test_vocab_size_defaults_to_the_number_of_tokens() -> None:
         ModelConfig.from_gguf(metadata)
 
 
+def test_there_may_be_more_rows_than_tokens_but_not_fewer() -> None:
+    tokens = ["a"] * 512
+    assert ModelConfig.from_gguf(METADATA | {"tokenizer.ggml.tokens": tokens}).vocab_size == 512
+    with pytest.raises(ModelError, match=r"vocab_size' is 512, fewer than the 513 tokens"):
+        ModelConfig.from_gguf(METADATA | {"tokenizer.ggml.tokens": [*tokens, "b"]})
+
+
 @pytest.mark.parametrize(
     "key",
     [
@@ -75,7 +82,10 @@ def test_a_missing_key_is_named(key: str) -> None:
         ({"feed_forward_length": np.array([1, 2])}, r"llama\.feed_forward_length' .* got an array"),
         ({"attention__head_count_kv": 3}, "num_heads is 4, not a multiple of num_kv_heads, 3"),
         ({"attention__head_count_kv": 8}, "num_heads is 4, not a multiple of num_kv_heads, 8"),
-        ({"attention__key_length": 20, "attention__value_length": 20}, "20; head_dim must be divisible by 8"),
+        (
+            {"attention__key_length": 20, "attention__value_length": 20},
+            "head_dim is 20; it must be divisible by 8",
+        ),
         ({"attention__value_length": 8}, r"llama\.attention\.value_length' must equal the key length, 16"),
         ({"attention__key_length": None, "embedding_length": 66}, "66 / 4, is no whole number"),
         ({"rope__dimension_count": 24}, "rotary_dim is 24; it must be even and at most head_dim, 16"),
@@ -102,8 +112,9 @@ def test_sizes_are_positive_wherever_a_config_comes_from(field: str) -> None:
 
 
 def test_linear_rope_scaling_divides_positions() -> None:
-    config = config_with(rope__scaling__type="linear", rope__scaling__factor=4.0)
-    assert config.rope_linear_factor == 4.0
+    assert config_with(rope__scaling__type="linear", rope__scaling__factor=4.0).rope_linear_factor == 4.0
+    assert config_with(rope__scaling__factor=4.0).rope_linear_factor == 4.0
+    assert config_with(rope__scale_linear=4.0).rope_linear_factor == 4.0
     assert config_with(rope__scaling__type="none", rope__scaling__factor=4.0).rope_linear_factor == 1.0
 
 
