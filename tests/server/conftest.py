@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from server.fake_engine import FakeEngine
 from starlette.testclient import TestClient
 
 from octavo.server.app import create_app
+from server.fake_engine import FakeEngine
 
 
 @pytest.fixture

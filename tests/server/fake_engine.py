@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -133,7 +134,12 @@ class FakeEngine:
         return self.tokenizer.encode("".join(str(message["content"]) for message in messages) + ">")
 
     async def submit(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, request_id: str, cache_salt: str = ""
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        cache_salt: str = "",
     ) -> FakeStream:
         if self._is_draining:
             raise EngineDrainingError("draining")
@@ -162,38 +168,35 @@ class FakeEngine:
 
     async def _run(self, request_id: str, steps: list[Step]) -> AsyncIterator[RequestDelta]:
         self.num_running += 1
-        try:
-            open_choices = {step.index for step in steps}
-            for step in steps:
-                if self.pause:
-                    await self._pause()
-                else:
-                    await asyncio.sleep(0)
-                if self._draining_over.is_set():
-                    step = Step("", index=step.index, finish_reason="abort")
-                    open_choices = {step.index}
-                if step.finish_reason is not None:
-                    open_choices.discard(step.index)
-                choice = ChoiceDelta(
-                    step.index,
-                    step.text,
-                    step.token_ids,
-                    step.logprobs,
-                    step.finish_reason,
-                    step.stop_reason,
-                    step.error,
-                )
-                yield RequestDelta(request_id, (choice,), self.num_cached_tokens, not open_choices)
-                if not open_choices:
-                    return
-        finally:
-            self.num_running -= 1
+        open_choices = {step.index for step in steps}
+        for step in steps:
+            await self._pause()
+            if self._draining_over.is_set():
+                step = Step("", index=step.index, finish_reason="abort")
+                open_choices = {step.index}
+            if step.finish_reason is not None:
+                open_choices.discard(step.index)
+            choice = ChoiceDelta(
+                step.index,
+                step.text,
+                step.token_ids,
+                step.logprobs,
+                step.finish_reason,
+                step.stop_reason,
+                step.error,
+            )
+            if not open_choices:
+                self.num_running -= 1
+            yield RequestDelta(request_id, (choice,), self.num_cached_tokens, not open_choices)
+            if not open_choices:
+                return
 
     async def _pause(self) -> None:
-        try:
-            await asyncio.wait_for(self._draining_over.wait(), self.pause)
-        except TimeoutError:
+        if not self.pause:
+            await asyncio.sleep(0)
             return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._draining_over.wait(), self.pause)
 
 
 def strict_json(text: str) -> Any:

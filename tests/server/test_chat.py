@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.fake_engine import FakeEngine, say, strict_json
-from server.live_server import events_of
 from starlette.testclient import TestClient
+
+from server.fake_engine import END, FakeEngine, Step, say, strict_json
+from server.live_server import events_of
 
 PATH = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
@@ -86,7 +87,12 @@ def test_messages_as_templates_read_them(client: TestClient, engine: FakeEngine)
         {"role": "assistant", "content": "ok", "refusal": None, "tool_calls": []},
         {"role": "tool", "content": "", "tool_call_id": "1"},
     ]
-    ask(client, messages=messages, chat_template_kwargs={"enable_thinking": False}, add_generation_prompt=False)
+    ask(
+        client,
+        messages=messages,
+        chat_template_kwargs={"enable_thinking": False},
+        add_generation_prompt=False,
+    )
     assert engine.chats == [
         (
             [
@@ -127,8 +133,6 @@ def test_logprobs(client: TestClient, engine: FakeEngine) -> None:
 
 
 def test_empty_answer(client: TestClient, engine: FakeEngine) -> None:
-    from server.fake_engine import END, Step
-
     engine.script = lambda prompt, params: [Step("", (END,), finish_reason="stop")]
     assert ask(client)["choices"][0]["message"]["content"] == ""
     role, end = (chunk["choices"][0] for chunk in stream(client))

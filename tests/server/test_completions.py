@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
-from server.fake_engine import END, FakeEngine, Step, say, strict_json
-from server.live_server import events_of
 from starlette.testclient import TestClient
 
 from octavo.batch import TokenLogprob
+from server.fake_engine import END, FakeEngine, Step, say, strict_json
+from server.live_server import events_of
 
 PATH = "/v1/completions"
 EMOJI = "né 👩‍👩‍👧 щ ざ 🇪🇺!"
@@ -28,7 +29,9 @@ def stream(client: TestClient, **body: Any) -> list[Any]:
 
 
 def joined(chunks: list[Any], index: int = 0) -> str:
-    return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"] if choice["index"] == index)
+    return "".join(
+        choice["text"] for chunk in chunks for choice in chunk["choices"] if choice["index"] == index
+    )
 
 
 def test_shape(client: TestClient, engine: FakeEngine) -> None:
@@ -167,7 +170,7 @@ def test_logprobs_and_offsets(client: TestClient, engine: FakeEngine, top: int, 
         num_tokens
     ] * 4
     offsets = [*logprobs["text_offset"], len(EMOJI)]
-    slices = [EMOJI[start:end] for start, end in zip(offsets, offsets[1:], strict=False)]
+    slices = [EMOJI[start:end] for start, end in itertools.pairwise(offsets)]
     assert "".join(slices) == EMOJI
     for token, text, likeliest in zip(logprobs["tokens"], slices, logprobs["top_logprobs"], strict=True):
         assert token == text if token.isascii() and "bytes:" not in token else token.startswith("bytes:")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from server.fake_engine import END, FakeEngine
 from starlette.testclient import TestClient
 
 from octavo.server.app import create_app
+from server.fake_engine import END, FakeEngine
 
 
 def test_models(client: TestClient) -> None:

@@ -1,17 +1,19 @@
-"""A client's mistake is a 4xx whose JSON names the field; never a traceback, never after a stream has begun."""
+"""A client's mistake is a 4xx whose JSON names the field, also where a stream was asked for."""
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
 import pytest
-from server.fake_engine import END, FakeEngine, Step, say
 from starlette.testclient import TestClient
 
 from octavo.engine.errors import EngineDeadError, EngineDrainingError
 from octavo.params import ParameterError
+from octavo.server import protocol
 from octavo.server.app import create_app
+from server.fake_engine import END, FakeEngine, Step, say
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -35,7 +37,14 @@ def error_of(response: Any, status: int = 400) -> dict[str, Any]:
 BOTH = [
     *(
         ({name: value}, name)
-        for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+        for name in (
+            "temperature",
+            "top_p",
+            "min_p",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+        )
         for value in ("0.5", True, [], {}, 1e400)
     ),
     *(
@@ -183,8 +192,6 @@ def test_chat_names_the_wrong_field(
 
 def post(client: TestClient, path: str, body: dict[str, Any]) -> Any:
     """Like client.post(json=…), which refuses to write 1e400."""
-    import json
-
     text = json.dumps(body).replace("Infinity", "1e400")
     return client.post(path, content=text, headers={"content-type": "application/json"})
 
@@ -219,7 +226,9 @@ def test_missing_field_is_named(client: TestClient) -> None:
 
 
 def test_content_type(client: TestClient) -> None:
-    form = client.post(COMPLETIONS, content=b"a=b", headers={"content-type": "application/x-www-form-urlencoded"})
+    form = client.post(
+        COMPLETIONS, content=b"a=b", headers={"content-type": "application/x-www-form-urlencoded"}
+    )
     assert "application/json" in error_of(form)["message"]
     with_charset = {"content-type": "application/json; charset=utf-8"}
     assert client.post(COMPLETIONS, content=b'{"prompt":"hi"}', headers=with_charset).status_code == 200
@@ -262,7 +271,10 @@ def test_length_limit(client: TestClient, engine: FakeEngine) -> None:
     ]:
         # The scripted chat template adds one token.
         messages = [{"role": "user", "content": "a" * (num_prompt_tokens - 1)}]
-        for path, body in [(COMPLETIONS, {"prompt": "a" * num_prompt_tokens}), (CHAT, {"messages": messages})]:
+        for path, body in [
+            (COMPLETIONS, {"prompt": "a" * num_prompt_tokens}),
+            (CHAT, {"messages": messages}),
+        ]:
             response = client.post(path, json={**body, "max_tokens": max_tokens})
             if is_taken:
                 assert response.status_code == 200
@@ -271,6 +283,22 @@ def test_length_limit(client: TestClient, engine: FakeEngine) -> None:
             assert error["code"] == "context_length_exceeded"
             assert str(limit) in error["message"]
             assert str(num_prompt_tokens) in error["message"]
+
+
+def test_hopeless_texts_are_not_tokenized(client: TestClient, engine: FakeEngine) -> None:
+    """The scripted tokenizer's longest token has five characters, and 100 tokens fit."""
+    tokenized = []
+    engine.tokenizer.encode = lambda text, **_: tokenized.append(text) or [1]  # type: ignore[method-assign]
+    for size, is_tokenized in [(500, True), (501, False)]:
+        for path, body in [
+            (COMPLETIONS, {"prompt": "a" * size}),
+            (CHAT, {"messages": [{"role": "user", "content": "a" * size}]}),
+        ]:
+            tokenized.clear()
+            response = client.post(path, json=body)
+            assert bool(tokenized) == is_tokenized
+            if not is_tokenized:
+                assert error_of(response)["code"] == "context_length_exceeded"
 
 
 def test_default_max_tokens(client: TestClient, engine: FakeEngine) -> None:
@@ -332,8 +360,6 @@ def test_choice_that_fails(client: TestClient, engine: FakeEngine, path: str) ->
 
 
 def test_every_optional_field_may_be_null(client: TestClient) -> None:
-    from octavo.server import protocol
-
     for path, kind, body in [
         (COMPLETIONS, protocol.CompletionRequest, {"prompt": "hi"}),
         (CHAT, protocol.ChatCompletionRequest, {"messages": USER}),
@@ -371,7 +397,12 @@ def test_unknown_fields_are_ignored_and_logged_once(
 
 def test_api_key_guards_v1_only(engine: FakeEngine) -> None:
     client = TestClient(create_app(engine, api_key="secret"))
-    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic secret"}, {"x-api-key": b"\xe9"}):
+    for headers in (
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "Basic secret"},
+        {"x-api-key": b"\xe9"},
+    ):
         response = client.post(CHAT, json={"messages": USER}, headers=headers)
         assert error_of(response, 401)["code"] == "invalid_api_key"
     for headers in ({"authorization": "Bearer secret"}, {"x-api-key": "secret"}):

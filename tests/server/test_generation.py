@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from server.fake_engine import FakeEngine, FakeStream, say
 
 from octavo.engine.outputs import ChoiceDelta, RequestDelta
 from octavo.params import SamplingParams
@@ -14,6 +13,7 @@ from octavo.server.completions import CompletionRenderer
 from octavo.server.context import ServerContext
 from octavo.server.generation import Generation, gather
 from octavo.server.sse import EventStream
+from server.fake_engine import FakeEngine, FakeStream, say
 
 pytestmark = pytest.mark.anyio
 

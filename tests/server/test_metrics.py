@@ -58,7 +58,12 @@ def figures(metrics: EngineMetrics) -> dict[str, float]:
 
 
 def step(**fields: object) -> StepStats:
-    given = {"scheduler": SCHEDULER, "num_tokens": 9, "num_prompt_tokens": 8, "num_generated_tokens": 1} | fields
+    given = {
+        "scheduler": SCHEDULER,
+        "num_tokens": 9,
+        "num_prompt_tokens": 8,
+        "num_generated_tokens": 1,
+    } | fields
     return StepStats(**given)  # type: ignore[arg-type]
 
 
@@ -158,7 +163,11 @@ def test_step_times_fall_into_buckets() -> None:
     assert abs(found[f"{name}_sum"] - 0.11) < 1e-9
     name = "vllm:inter_token_latency_seconds"
     assert [found[f"{name}_bucket[le={le}]"] for le in ("0.15", "0.2", "80.0", "+Inf")] == [0, 1, 1, 2]
-    assert [found[f"vllm:iteration_tokens_total_bucket[le={le}]"] for le in ("1.0", "8.0", "16.0")] == [0, 1, 2]
+    assert [found[f"vllm:iteration_tokens_total_bucket[le={le}]"] for le in ("1.0", "8.0", "16.0")] == [
+        0,
+        1,
+        2,
+    ]
 
 
 def test_finished_requests() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from server.fake_engine import FakeEngine, say
 from server.live_server import events_of, live_server, wait_until
 
@@ -31,7 +32,9 @@ def raw_post(base: str, path: str, body: dict[str, Any]) -> socket.socket:
     """A connection on which the request has been sent and nothing read."""
     connection = socket.create_connection(("127.0.0.1", int(base.rpartition(":")[2])))
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
+    )
     connection.sendall(head.encode() + b"\r\n\r\n" + content)
     return connection
 

@@ -14,7 +14,7 @@ from octavo.engine.outputs import ChoiceDelta
 from octavo.params import ParameterError
 from octavo.server.answer import answer
 from octavo.server.body import read_json
-from octavo.server.context import context_of
+from octavo.server.context import ServerContext, context_of
 from octavo.server.engine_protocol import Engine
 from octavo.server.errors import from_parameter, invalid, unsupported
 from octavo.server.generation import Generation
@@ -55,7 +55,7 @@ async def create_chat_completion(http_request: Request) -> Response:
         names=names,
     )
     token_ids = await encode_messages(
-        engine, request.messages, request.add_generation_prompt, request.chat_template_kwargs
+        context, request.messages, request.add_generation_prompt, request.chat_template_kwargs
     )
     fit_to_context(engine, [token_ids], max_tokens, prompt="messages", asked_by=asked_by)
     generation = Generation(f"chatcmpl-{uuid.uuid4().hex}", [token_ids], params)
@@ -63,7 +63,7 @@ async def create_chat_completion(http_request: Request) -> Response:
 
 
 async def encode_messages(
-    engine: Engine,
+    context: ServerContext,
     messages: Sequence[ChatMessage],
     add_generation_prompt: bool | None,
     variables: dict[str, Any] | None,
@@ -76,8 +76,9 @@ async def encode_messages(
         param = f"chat_template_kwargs.{min(clash)}"
         raise invalid(f"{param} cannot be set this way", param)
     plain = [plain_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+    context.require_short(sum(len(message["content"]) for message in plain), "messages")
     try:
-        token_ids = await engine.encode_chat(
+        token_ids = await context.engine.encode_chat(
             plain, add_generation_prompt=add_generation_prompt is not False, **(variables or {})
         )
     except ChatTemplateError as error:

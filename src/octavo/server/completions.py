@@ -48,6 +48,8 @@ async def create_completion(http_request: Request) -> Response:
         names=NAMES,
     )
     add_special = request.add_special_tokens is not False
+    for prompt in prompts:
+        context.require_short(len(prompt) if isinstance(prompt, str) else 0, "prompt")
     token_ids = [await _encode(engine, prompt, add_special) for prompt in prompts]
     _check_token_ids(token_ids, engine.tokenizer.vocab_size, is_batch=_is_batch(request.prompt))
     fit_to_context(engine, token_ids, request.max_tokens, prompt="prompt", asked_by="max_tokens")

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from starlette.requests import Request
 
 from octavo.server.engine_protocol import Engine
-from octavo.server.errors import ApiError
+from octavo.server.errors import ApiError, context_length_exceeded
 
 
 def package_version() -> str:
@@ -29,12 +29,33 @@ class ServerContext:
     version: str = field(default_factory=package_version)
     is_draining: bool = False
     """Set when shutdown begins: /health fails, so that nobody sends more."""
+    _longest_token: int | None = None
 
     @property
     def system_fingerprint(self) -> str:
         """Equal for servers that answer alike: the same version and model."""
         key = f"{self.version}\0{self.engine.model_name}"
         return "fp_" + hashlib.sha256(key.encode()).hexdigest()[:10]
+
+    @property
+    def max_prompt_characters(self) -> int:
+        """A longer text has more tokens than the model's length, whatever it says."""
+        if self._longest_token is None:
+            tokenizer = self.engine.tokenizer
+            self._longest_token = max(
+                max(len(tokenizer.token_bytes(token_id)), len(tokenizer.token_text(token_id)))
+                for token_id in range(tokenizer.vocab_size)
+            )
+        return self.engine.max_model_len * self._longest_token
+
+    def require_short(self, num_characters: int, param: str) -> None:
+        """Refuse a hopeless text before it is tokenized, which takes seconds for megabytes."""
+        if num_characters > self.max_prompt_characters:
+            raise context_length_exceeded(
+                f"the model's context length is {self.engine.max_model_len} tokens; the {num_characters}"
+                f" characters of {param} are more than so many tokens can hold",
+                param,
+            )
 
     def require_model(self, name: str | None) -> None:
         """An omitted model is the served one; another one is an error."""

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from octavo.server.body import read_json
 from octavo.server.chat import encode_messages
-from octavo.server.context import context_of
+from octavo.server.context import ServerContext, context_of
 from octavo.server.engine_protocol import Engine, Tokenizer
 from octavo.server.errors import invalid
 from octavo.server.logprobs import token_label
@@ -27,7 +27,7 @@ async def tokenize(http_request: Request) -> Response:
         raise invalid("give one of prompt, messages and content", given[1] if given else "prompt")
     if request.content is not None:
         return _json(await _like_llama_cpp(context.engine, request, request.content))
-    return _json(await _like_vllm(context.engine, request))
+    return _json(await _like_vllm(context, request))
 
 
 async def detokenize(http_request: Request) -> Response:
@@ -44,10 +44,11 @@ async def detokenize(http_request: Request) -> Response:
     return _json({"prompt": text, "content": text})
 
 
-async def _like_vllm(engine: Engine, request: TokenizeRequest) -> dict[str, Any]:
+async def _like_vllm(context: ServerContext, request: TokenizeRequest) -> dict[str, Any]:
+    engine = context.engine
     if request.messages is not None:
         tokens = await encode_messages(
-            engine, request.messages, request.add_generation_prompt, request.chat_template_kwargs
+            context, request.messages, request.add_generation_prompt, request.chat_template_kwargs
         )
     else:
         add_special = request.add_special_tokens is not False
