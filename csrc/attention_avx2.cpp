@@ -21,8 +21,8 @@ struct Span {
   const Element* v[kTiles];
 };
 
-// Vectors of accumulators beside `rows` rows, so that they and one operand of each kind stay in 16 registers.
-constexpr int unroll(int rows) { return rows == 1 ? 8 : rows <= 3 ? 4 : 2; }
+// Accumulators of a row: enough in all to hide the latency of FMA, few enough to stay in 16 registers.
+constexpr int unroll(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
 
 // scores[r][position] = scale · q[r] · k for whole tiles, `num_tiles` rounded up to the unrolling.
 template <int Rows, class Element>
