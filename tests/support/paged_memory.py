@@ -60,12 +60,15 @@ class PagedMemory:
         size = self.block_size
         return [self.blocks[table[position // size]][position % size] for position in range(num_tokens)]
 
-    def run(self, batch: ScheduledBatch, seeds: dict[int, Hashable] | None = None) -> SampledTokens:
-        """One step: copies in order, then all writes, then the tokens of the sample rows."""
+    def run(self, batch: ScheduledBatch, seeds: Sequence[Hashable] = ()) -> SampledTokens:
+        """One step: copies in order, then all writes, then the tokens of the sample rows.
+
+        `seeds` are by sequence id, "" where it is shorter.
+        """
         self.copy(batch.copies)
         slots = set()
         for scheduled in batch.sequences:
-            seed = (seeds or {}).get(scheduled.seq_id, "")
+            seed = seeds[scheduled.seq_id] if scheduled.seq_id < len(seeds) else ""
             self.write(scheduled.block_table, scheduled.start, scheduled.token_ids, seed)
             for position in range(scheduled.start, scheduled.context_len):
                 block, offset = divmod(position, self.block_size)

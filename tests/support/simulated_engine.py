@@ -39,6 +39,8 @@ class SimulatedEngine:
         self.outputs: dict[tuple[str, int], list[int]] = {}
         self.reasons: dict[tuple[str, int], FinishReason] = {}
         self.num_cached: dict[str, int] = {}
+        self._salts: list[str] = []
+        """By sequence id: ids are given in order of arrival."""
 
     def add(
         self, request_id: str, prompt: Sequence[int], max_tokens: int | None = 8, salt: str = "", **params: object
@@ -49,6 +51,7 @@ class SimulatedEngine:
         )
         self.scheduler.add(request)
         self.requests[request_id] = request
+        self._salts += [salt] * sampling.n
         return request_id
 
     def step(self) -> ScheduledBatch:
@@ -57,7 +60,7 @@ class SimulatedEngine:
         return batch
 
     def commit(self, batch: ScheduledBatch) -> list[SequenceUpdate]:
-        updates = self.scheduler.commit(batch, self.memory.run(batch, self._seeds(batch)))
+        updates = self.scheduler.commit(batch, self.memory.run(batch, self._salts))
         self.take(updates)
         return updates
 
@@ -65,9 +68,8 @@ class SimulatedEngine:
         """The step makes its copies, writes a part, and raises."""
         self.memory.copy(batch.copies)
         for scheduled in batch.sequences[:num_written]:
-            self.memory.write(scheduled.block_table, 0, [0] * scheduled.context_len, "garbage") if (
-                scheduled.start == 0
-            ) else self.memory.write(scheduled.block_table, scheduled.start, [0] * len(scheduled.token_ids))
+            junk = [0] * len(scheduled.token_ids)
+            self.memory.write(scheduled.block_table, scheduled.start, junk, "junk")
         updates = self.scheduler.fail(batch, "boom")
         self.take(updates)
         return updates
@@ -112,9 +114,3 @@ class SimulatedEngine:
         assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
         assert self.cache.num_promised_blocks == 0
         self.scheduler.check_integrity()
-
-    def _seeds(self, batch: ScheduledBatch) -> dict[int, object]:
-        entries = self.scheduler._entries
-        return {
-            s.seq_id: entries[s.seq_id].seq.request.cache_salt for s in batch.sequences if s.seq_id in entries
-        }

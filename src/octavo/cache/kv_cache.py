@@ -383,10 +383,13 @@ class KVCacheManager:
         return node
 
     def _undo_fork(self, twin: BlockTable) -> None:
-        if twin.promise is not None:
-            twin.promise.num_members -= 1
-            twin.promise.num_seats += 1
-            twin.promise = None
+        promise, twin.promise = twin.promise, None
+        if promise is not None:
+            promise.num_members -= 1
+            promise.num_seats += 1
+            if not promise.num_members:
+                self._num_promised -= promise.remaining
+                promise.remaining = 0
         twin.release(self._pool)
         self._tables.remove(twin)
 
