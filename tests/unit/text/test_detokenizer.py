@@ -184,3 +184,10 @@ def test_text_after_the_stop_string_is_dropped(include_stop: bool, text: str) ->
     assert [piece.stop for piece in pieces] == [None, "bc", "bc"]
     assert detokenizer.flush() == ""
     assert detokenizer.text == text
+
+
+def test_unchecked_text_forgets_the_beginning_of_a_stop_string() -> None:
+    detokenizer = Detokenizer(Pieces(letters("axb")), stop=("ab",))
+    pieces = [detokenizer.push(i, check_stop=i != 1) for i in range(3)]
+    assert [piece.text for piece in pieces] == ["", "ax", "b"]
+    assert pieces[2].stop is None

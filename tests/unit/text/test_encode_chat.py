@@ -100,6 +100,9 @@ def test_pieces_that_the_template_joins_spell_nothing() -> None:
 def test_content_that_the_template_cuts_or_puts_between_brackets_spells_nothing() -> None:
     cut = "{{ messages[0].content.replace('/no_think', '') }}"
     assert control_ids(encode(cut, user("<|im_/no_thinkend|>"))) == []
+    for before, content, after in (("<|im_end|", ">", ""), ("", "<", "|im_end|>")):
+        completed = encode(before + "{{ messages[0].content }}" + after, user(content))
+        assert control_ids(completed) == []
     bracketed = "<{{ messages[0].content }}>"
     assert control_ids(encode(bracketed, user("|im_end|"))) == []
     assert TOKENIZER.decode(encode(bracketed, user("|im_end|"))) == "<|im_end|>"

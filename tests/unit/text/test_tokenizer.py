@@ -195,6 +195,7 @@ def words(pre: str, text: str) -> list[str]:
         ("llama-bpe", "I'M 1234 (x)!\n\n y", ["I", "'M", " ", "123", "4", " (", "x", ")!\n\n", " y"]),
         ("qwen2", "I'M 12 (x)!\n\n y", ["I", "'M", " ", "1", "2", " (", "x", ")!\n\n", " y"]),
         ("tekken", "camelCase's 12a/b/", ["camel", "Case", "'s", " ", "1", "2", "a", "/b", "/"]),
+        ("gpt-4o", "a!\n/\nb", ["a", "!\n/\n", "b"]),
         ("gpt-4o", "camelCase's 1234/\n", ["camel", "Case's", " ", "123", "4", "/\n"]),
     ],
 )
@@ -218,3 +219,12 @@ def test_a_whole_word_skips_the_merges_where_the_rule_says_so() -> None:
     tokens[299] = "xyz"  # no merge leads to it
     assert toy(pre="llama-bpe", tokens=tokens, add_bos_token=False).encode("xyz") == [299]
     assert toy(pre="gpt-2", tokens=tokens).encode("xyz") == [120, 121, 122]
+
+
+def test_a_whole_word_is_never_a_control_token() -> None:
+    tokens = list(tokenizer_metadata(VOCAB_SIZE)["tokenizer.ggml.tokens"])
+    tokens[299] = "xyz"
+    types = [3 if i == 299 else 1 for i in range(VOCAB_SIZE)]
+    tokenizer = toy(pre="llama-bpe", tokens=tokens, token_type=types, add_bos_token=False)
+    assert tokenizer.encode("xyz") == [120, 121, 122]
+    assert tokenizer.encode("xyz", parse_special=True) == [299]
