@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -126,3 +127,11 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 def test_docs_are_the_strings_under_fields() -> None:
     assert field_docs(CacheConfig)["num_blocks"] == "Blocks in the pool. Excludes kv_cache_memory."
     assert "\n" not in "".join(text for part in PARTS.values() for text in field_docs(part).values())
+
+
+def test_the_documentation_has_every_setting() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
+    for part in PARTS.values():
+        for name, doc in field_docs(part).items():
+            assert f"| `--{name.replace('_', '-')}`" in text
+            assert f"| {doc} |" in text
