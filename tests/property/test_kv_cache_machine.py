@@ -1,8 +1,8 @@
 """Random lives of a KV cache against plain dictionaries and a memory of plain integers.
 
-The machine plays the scheduler and the executor at once: it opens steps, reserves, forks, publishes and frees in any
-order, then either carries a step out (copies in order, then writes) or carries out a part of it and rolls it back.
-After every rule: the cache's own integrity check, the model's counts, and every table reads back its tokens.
+The machine plays the scheduler and the executor at once: it opens steps, reserves, forks and frees in any
+order, then either carries a step out (copies in order, then writes) or carries out a part and rolls it back. After
+every rule: the cache's own integrity check, the model's counts, and every table reads back its tokens.
 """
 
 from __future__ import annotations
@@ -93,7 +93,10 @@ class KVCacheMachine(RuleBasedStateMachine):
             found = self.memory.blocks[match.source][: match.num_copied_tokens]
             assert found == expected[len(match.blocks) * size :], "what was found to copy is not computed"
         if not self.is_open:
-            assert self.memory.read(match.blocks, len(match.blocks) * size) == expected[: len(match.blocks) * size]
+            assert (
+                self.memory.read(match.blocks, len(match.blocks) * size)
+                == expected[: len(match.blocks) * size]
+            )
 
     @rule(
         text=st.integers(0, 3),
@@ -145,7 +148,9 @@ class KVCacheMachine(RuleBasedStateMachine):
         num_needed = max(-(-end // size) - len(life.blocks), 0) + len(shared)
         promise = life.table.promise
         if promise is not None:
-            num_needed -= min(promise.remaining, num_needed - (len(shared) if promise.num_members == 1 else 0))
+            num_needed -= min(
+                promise.remaining, num_needed - (len(shared) if promise.num_members == 1 else 0)
+            )
         fits = num_needed <= self._num_available_before(before)
         assert self.cache.reserve(life.table, start, end) == fits
         if not fits:
@@ -176,7 +181,7 @@ class KVCacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.lives)
     @rule(which=numbers, publishes=st.booleans())
     def free(self, which: int, publishes: bool) -> None:
-        """A sequence that the step in progress does not touch ends or is preempted. Twice is an error at once."""
+        """A sequence that the step does not touch ends or is preempted. Twice is an error at once."""
         key, life = self._pick_item(which)
         if life.is_touched or life.is_fork or life.is_parent:
             self._count("busy")
@@ -211,7 +216,7 @@ class KVCacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.is_open)
     @rule(aborts=st.integers(0, 7), num_done=st.integers(0, 4), runs_copies=st.booleans())
     def roll_back(self, aborts: int, num_done: int, runs_copies: bool) -> None:
-        """A part of the step is done and it raises: tables are as before, and nothing uncomputed can be found."""
+        """The step raises half way: tables are as before, and nothing uncomputed can be found."""
         self._count("rollback")
         if runs_copies:
             self.memory.copy(self.cache.copies)
@@ -274,9 +279,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         if not self.is_open:
             self.cache.begin_step()
             self.is_open = True
-            self.before = {
-                id(life): (list(life.blocks), len(life.token_ids)) for life in self.lives.values()
-            }
+            self.before = {id(life): (list(life.blocks), len(life.token_ids)) for life in self.lives.values()}
 
     def _close(self, was_undone: bool = False) -> None:
         self.is_open = False
@@ -346,6 +349,6 @@ def test_kv_cache_against_dictionaries() -> None:
     assert tally.rules >= NUM_RULES, tally
     happened = {event for event, count in tally.events.items() if count > 20}
     assert happened >= {
-        "match", "allocate", "hit", "part", "refused", "append", "copy-on-write", "full", "fork", "free", "publish",
-        "commit", "rollback", "abort in flight", "evict",
+        "match", "allocate", "hit", "part", "refused", "append", "copy-on-write", "full", "fork", "free",
+        "publish", "commit", "rollback", "abort in flight", "evict",
     }  # fmt: skip

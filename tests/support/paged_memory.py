@@ -1,7 +1,7 @@
-"""A KV memory of plain integers and a model that reads it: what scheduler and cache tests run instead of tensors.
+"""A KV memory of plain integers and a model that reads it: what tests run instead of tensors.
 
-The value of a slot stands for K and V: it depends on its token and on every token before it, as K and V do in a deeper
-layer. So a block that is found under the wrong prefix, copied too early, or overwritten by someone else reads wrong.
+The value of a slot stands for K and V: it depends on its token and on every token before it, as K and V do
+in a deeper layer. So a block that is found under the wrong prefix, copied too early, or overwritten reads wrong.
 """
 
 from __future__ import annotations

@@ -43,7 +43,12 @@ class SimulatedEngine:
         """By sequence id: ids are given in order of arrival."""
 
     def add(
-        self, request_id: str, prompt: Sequence[int], max_tokens: int | None = 8, salt: str = "", **params: object
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        max_tokens: int | None = 8,
+        salt: str = "",
+        **params: object,
     ) -> str:
         sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
         request = Request(

@@ -7,20 +7,7 @@ from dataclasses import dataclass, field
 
 from octavo.cache.block_pool import BlockPool
 from octavo.cache.prefix_tree import PrefixLevel
-
-
-@dataclass(slots=True, kw_only=True)
-class Promise:
-    """Room kept for sequences to their end: blocks that nobody else may take. Forks of a request share it."""
-
-    end_blocks: int
-    """Blocks of one sequence at its end."""
-    remaining: int
-    """Blocks that the members may still take."""
-    num_members: int = 1
-    """Tables that draw on it."""
-    num_seats: int = 0
-    """Forks that will join."""
+from octavo.cache.promises import Promise
 
 
 @dataclass(slots=True, eq=False)

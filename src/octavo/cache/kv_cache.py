@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from octavo.batch import BlockCopy
 from octavo.cache.block_pool import BlockPool
-from octavo.cache.block_table import BlockTable, Promise
+from octavo.cache.block_table import BlockTable
 from octavo.cache.journal import StepJournal, TableMark
 from octavo.cache.prefix_tree import PrefixLevel, PrefixMatch, PrefixNode, PrefixTree, TokenIds
+from octavo.cache.promises import PromiseLedger
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +24,13 @@ class RoomToEnd:
 class KVCacheManager:
     """Blocks, tables, the prefix tree and promises, kept in step with each other.
 
-    Tables change inside a step only: begin_step, then reserve, publish and fork, then commit_step when the step's
-    K and V have been written, or rollback_step when they have not. release may be called at any moment. Inside a
-    step the executor first makes the copies, in list order, and then writes every token's K and V of a layer before
-    it attends. Two rules follow:
+    Tables change inside a step only: begin_step, then reserve, publish and fork, then commit_step when the
+    step's K and V have been written, or rollback_step when they have not. release may be called at any
+    moment. Inside a step the executor first makes the copies, in list order, and then writes every token's K
+    and V of a layer before it attends. Two rules follow:
 
-    - a full block is published as soon as the step that fills it is scheduled, and may be shared in that step;
+    - a full block is published as soon as the step that fills it is scheduled, and may be shared in that
+    step;
     - only what an earlier step computed may be copied, because copies come before the step's writes.
 
     Not safe for two threads at once.
@@ -47,7 +49,7 @@ class KVCacheManager:
         self._pool = BlockPool(num_blocks)
         self._tree = PrefixTree(block_size)
         self._tables: set[BlockTable] = set()
-        self._num_promised = 0
+        self._promises = PromiseLedger()
         self._journal: StepJournal | None = None
 
     # Questions: nothing below changes anything until "The step"
@@ -69,12 +71,12 @@ class KVCacheManager:
     @property
     def num_promised_blocks(self) -> int:
         """Free or cached blocks kept for the sequences to which they are promised."""
-        return self._num_promised
+        return self._promises.num_blocks
 
     @property
     def num_available_blocks(self) -> int:
         """Blocks that a sequence without a promise can take: free and cached ones, less those promised."""
-        return self._pool.num_listed - self._num_promised
+        return self._pool.num_listed - self._promises.num_blocks
 
     def num_blocks_of(self, num_tokens: int) -> int:
         """Blocks that num_tokens tokens fill."""
@@ -149,8 +151,9 @@ class KVCacheManager:
     ) -> BlockTable | None:
         """Open a table for num_tokens known tokens: share the match's blocks, take the others, note the copy.
 
-        num_spare_blocks must stay available beyond that. With `room`, blocks are promised to the sequence's end,
-        and to that of the forks to come. Returns None, with nothing changed, when there is not enough room.
+        num_spare_blocks must stay available beyond that. With `room`, blocks are promised to the sequence's
+        end, and to that of the forks to come. Returns None, with nothing changed, when there is not enough
+        room.
         """
         journal = self._open_journal()
         num_blocks = self.num_blocks_of(num_tokens)
@@ -173,7 +176,8 @@ class KVCacheManager:
             table.blocks.append(self._take_block())
         table.num_tokens = num_tokens
         if room is not None:
-            self._promise(table, room, num_to_end - num_blocks)
+            end_blocks = self.num_blocks_of(room.end_len)
+            table.promise = self._promises.make(end_blocks, num_to_end - num_blocks, room.num_sequences - 1)
         return table
 
     def reserve(self, table: BlockTable, start: int, end: int) -> bool:
@@ -185,15 +189,17 @@ class KVCacheManager:
         journal = self._open_journal()
         num_new = max(self.num_blocks_of(end) - len(table.blocks), 0)
         shared = table.shared_blocks(start, end, self._pool)
-        num_drawn = self._num_drawn(table, num_new, len(shared))
+        promise = table.promise
+        num_drawn = promise.num_drawn(num_new, len(shared)) if promise is not None else 0
         if num_new + len(shared) - num_drawn > self.num_available_blocks:
             return False
         if shared and table in journal.fork_parties:
             raise RuntimeError("a table forked in this step cannot be written in it")
         mark = journal.mark(table)
         table.num_tokens = max(table.num_tokens, end)
-        if num_drawn:
-            self._draw(mark, num_drawn)
+        if promise is not None:
+            self._promises.draw(promise, num_drawn)
+            mark.num_promised += num_drawn
         for index in shared:
             source, target = table.replace_shared(index, self._pool, self._take_block)
             mark.replaced.append((index, source))
@@ -203,18 +209,15 @@ class KVCacheManager:
         return True
 
     def fork(self, table: BlockTable) -> BlockTable:
-        """A second table of the same blocks, the partial one too; both may be written from the next step on."""
+        """A second table of the same blocks, the partial one too. Both are writable from the next step on."""
         journal = self._open_journal()
         twin = BlockTable(self.block_size, table.namespace)
         self._tables.add(twin)
         journal.forked.append(twin)
         journal.fork_parties |= {table, twin}
         twin.share_all_of(table, self._pool)
-        promise = table.promise
-        if promise is not None and promise.num_seats:
-            promise.num_seats -= 1
-            promise.num_members += 1
-            twin.promise = promise
+        if table.promise is not None and self._promises.join(table.promise):
+            twin.promise = table.promise
         return twin
 
     def release(self, table: BlockTable) -> None:
@@ -229,7 +232,8 @@ class KVCacheManager:
     # Publishing
 
     def publish(self, table: BlockTable, token_ids: Sequence[int], num_tokens: int) -> None:
-        """Index the full blocks of token_ids[:num_tokens], computed or to be computed in the step in progress.
+        """Index the full blocks of token_ids[:num_tokens], computed or to be computed in the step in
+        progress.
 
         One entry a content: a block with a twin in the tree stays with its owner, unmerged and unfindable.
         """
@@ -274,8 +278,9 @@ class KVCacheManager:
             is_indexed = self._tree.node_of(block) is not None
             assert is_indexed == self._pool.is_findable(block), f"block {block}: index and pool disagree"
         promises = {id(table.promise): table.promise for table in self._tables if table.promise}
-        assert self._num_promised == sum(p.remaining for p in promises.values()), "promises do not add up"
-        assert 0 <= self._num_promised <= self._pool.num_listed, "more is promised than is there"
+        num_promised = self._promises.num_blocks
+        assert num_promised == sum(p.remaining for p in promises.values()), "promises do not add up"
+        assert 0 <= num_promised <= self._pool.num_listed, "more is promised than is there"
 
     def check_contents(self, table: BlockTable, token_ids: Sequence[int]) -> None:
         """Raises AssertionError if a block of the table is indexed under other tokens than the sequence's."""
@@ -302,24 +307,6 @@ class KVCacheManager:
             self.num_evictions += 1
         return self._pool.take()
 
-    def _num_drawn(self, table: BlockTable, num_new: int, num_copies: int) -> int:
-        """Blocks of a reservation that come out of the table's promise.
-
-        A promise to one sequence was not made for copies: those who share with it are younger and can be
-        preempted.
-        """
-        promise = table.promise
-        if promise is None:
-            return 0
-        return min(promise.remaining, num_new + (num_copies if promise.num_members > 1 else 0))
-
-    def _draw(self, mark: TableMark, num_blocks: int) -> None:
-        promise = mark.table.promise
-        assert promise is not None
-        promise.remaining -= num_blocks
-        self._num_promised -= num_blocks
-        mark.num_promised += num_blocks
-
     def _forget(self, node: PrefixNode) -> None:
         for block in self._tree.remove(node):
             self._pool.mark_unfindable(block)
@@ -327,8 +314,9 @@ class KVCacheManager:
     def _copy_part(self, table: BlockTable, source: int) -> None:
         """Take a private block that starts as a copy of `source`.
 
-        The source moves to the back of the free list. If it is handed out all the same, it is the last block there
-        is: then it is used in place. Handed out later in the step it may be overwritten: copies come first.
+        The source moves to the back of the free list. If it is handed out all the same, it is the last block
+        there is: then it is used in place. Handed out later in the step it may be overwritten: copies come
+        first.
         """
         self._pool.touch(source)
         target = self._take_block()
@@ -336,25 +324,12 @@ class KVCacheManager:
         if target != source:
             self._open_journal().copies.append(BlockCopy(source, target))
 
-    def _promise(self, table: BlockTable, room: RoomToEnd, num_blocks: int) -> None:
-        end_blocks = self.num_blocks_of(room.end_len)
-        table.promise = Promise(end_blocks=end_blocks, remaining=num_blocks, num_seats=room.num_sequences - 1)
-        self._num_promised += num_blocks
-
     def _leave_promise(self, table: BlockTable) -> None:
-        """Return the table's share: all of it with the last member, else what this one no longer takes."""
-        promise = table.promise
-        if promise is None:
-            return
-        table.promise = None
-        promise.num_members -= 1
-        share = promise.remaining
-        if promise.num_members:
+        promise, table.promise = table.promise, None
+        if promise is not None:
             is_partial = table.num_tokens % self.block_size != 0
             num_copies = int(is_partial and self._pool.is_shared(table.blocks[-1]))
-            share = min(share, promise.end_blocks - len(table.blocks) + num_copies)
-        promise.remaining -= share
-        self._num_promised -= share
+            self._promises.leave(promise, len(table.blocks), num_copies)
 
     def _walk(self, table: BlockTable, token_ids: Sequence[int], num_full: int) -> PrefixLevel:
         """Index the table's full blocks up to num_full and return the level below them.
@@ -383,13 +358,9 @@ class KVCacheManager:
         return node
 
     def _undo_fork(self, twin: BlockTable) -> None:
-        promise, twin.promise = twin.promise, None
-        if promise is not None:
-            promise.num_members -= 1
-            promise.num_seats += 1
-            if not promise.num_members:
-                self._num_promised -= promise.remaining
-                promise.remaining = 0
+        if twin.promise is not None:
+            self._promises.undo_join(twin.promise)
+            twin.promise = None
         twin.release(self._pool)
         self._tables.remove(twin)
 
@@ -403,5 +374,4 @@ class KVCacheManager:
             table.blocks[index] = source
         table.num_tokens, table.num_published, table.level = mark.num_tokens, mark.num_published, mark.level
         if table.promise is not None:
-            table.promise.remaining += mark.num_promised
-            self._num_promised += mark.num_promised
+            self._promises.draw(table.promise, -mark.num_promised)

@@ -109,8 +109,8 @@ class PrefixTree:
     def insert(self, parent: PrefixLevel, token_ids: TokenIds, block: int) -> PrefixNode:
         """Make `block` findable below `parent`, for sharing only (see settle).
 
-        The block's entry as a tail is replaced. Raises RuntimeError if the place is taken or gone, or the block is
-        known for as many tokens.
+        The block's entry as a tail is replaced. Raises RuntimeError if the place is taken or gone, or the
+        block is known for as many tokens.
         """
         known = self._nodes.get(block)
         if not parent.is_attached or token_ids in parent.children:

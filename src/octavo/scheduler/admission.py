@@ -13,7 +13,7 @@ from octavo.scheduler.entry import Entry
 from octavo.scheduler.stop import end_len
 
 
-class RequestRefused(ParameterError):
+class RequestRefused(ParameterError):  # noqa: N818 - it says what happened
     """A request that could never run here. `param` names the field, the message has the numbers."""
 
 
@@ -58,8 +58,8 @@ class AdmissionRules:
     def room(self, entry: Entry) -> RoomToEnd | None:
         """The promise with which an entry is admitted, if any.
 
-        In watermark mode only to a sequence that was preempted often enough, and not to its forks: together they may
-        be more than the pool, and one after the other they run in any.
+        In watermark mode only to a sequence that was preempted often enough, and not to its forks: together
+        they may be more than the pool, and one after the other they run in any.
         """
         if self._config.admission == "reserve":
             return RoomToEnd(entry.end_len - 1, entry.num_seats)
@@ -78,8 +78,8 @@ class AdmissionRules:
         num_needed = self._cache.num_blocks_to_end(num_prompt, RoomToEnd(end - 1, n))
         if num_needed > self._cache.num_blocks:
             raise RequestRefused(
-                f"{n} × {end} tokens (prompt {num_prompt}) need {num_needed} blocks at their end; the KV cache has "
-                f"{self._cache.num_blocks}, and in reserve mode a request must fit to its end",
+                f"{n} × {end} tokens (prompt {num_prompt}) need {num_needed} blocks at their end; the KV "
+                f"cache has {self._cache.num_blocks}, and in reserve mode a request must fit to its end",
                 "n" if n > 1 else "max_tokens",
             )
 

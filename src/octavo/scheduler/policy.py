@@ -40,7 +40,7 @@ def pick_victim(running: Sequence[Entry], needy: Entry) -> Entry:
 
 
 def chunk_len(gap: int, budget: int) -> int:
-    """Tokens of a gap to compute now: all that the budget allows, in whole row tiles when it has to be cut."""
+    """Tokens of a gap to compute now: what the budget allows, in whole row tiles when it has to be cut."""
     if gap <= budget:
         return gap
     return budget - budget % ROW_TILE if budget >= ROW_TILE else budget

@@ -9,21 +9,23 @@ from octavo.cache.kv_cache import KVCacheManager
 from octavo.config import SchedulerConfig
 from octavo.request import FinishReason, Request, Sequence
 from octavo.scheduler.admission import AdmissionCounters, AdmissionRules, RequestRefused
-from octavo.scheduler.entry import Entry
+from octavo.scheduler.entry import Entry, check_queues
 from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.policy import chunk_len, insert_by_age, pick_victim
 from octavo.scheduler.stats import SchedulerStats
 from octavo.scheduler.stop import LENGTH, stop_by_token
+from octavo.scheduler.updates import end_update, token_update
 
 
 class Scheduler:
-    """schedule() plans a step, commit() takes its tokens, fail() undoes it. Holds ids and counts, never a tensor.
+    """schedule() plans a step, commit() takes its tokens, fail() undoes it. Holds ids and counts, never a
+    tensor.
 
     Progress. Running sequences are served oldest first, and victims are taken youngest first. So the oldest
-    running sequence without a promise loses its blocks only when all others were promised theirs, and those run to
-    their end without asking. Whoever was preempted max_preemptions times comes back with a promise; a lone sequence
-    always fits, since none is longer than the pool. The head of the queue is never overtaken, and when nothing runs
-    it is admitted. Hence every sequence ends.
+    running sequence without a promise loses its blocks only when all others were promised theirs, and those
+    run to their end without asking. Whoever was preempted max_preemptions times comes back with a promise; a
+    lone sequence always fits, since none is longer than the pool. The head of the queue is never overtaken,
+    and when nothing runs it is admitted. Hence every sequence ends.
 
     Not safe for two threads at once.
     """
@@ -103,12 +105,12 @@ class Scheduler:
     def abort(self, request_id: str) -> list[SequenceUpdate]:
         """End all sequences of a request, at any moment; a step in flight goes on without them.
 
-        Returns their updates, none for a request that is unknown or has ended.
+        Returns their updates; [] for an unknown request.
         """
         entries = list(self._requests.get(request_id, ()))
         for entry in entries:
             self._end(entry, FinishReason.ABORT)
-        return [_ended(entry) for entry in entries]
+        return [end_update(entry) for entry in entries]
 
     def finish(self, seq_id: int, reason: FinishReason) -> None:
         """End a sequence for a reason that only its text shows, between steps.
@@ -135,8 +137,8 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """Plan the next step and reserve its blocks. If it raises, nothing is left reserved.
 
-        An empty batch is done as it is: it may be committed, but need not be. Raises RuntimeError while the step
-        before is neither committed nor failed.
+        An empty batch is done as it is: it may be committed, but need not be. Raises RuntimeError while the
+        step before is neither committed nor failed.
         """
         self._cache.begin_step()
         plan = self._plan = StepPlan(self._next_step_id, self._config.max_num_batched_tokens)
@@ -157,8 +159,8 @@ class Scheduler:
     def commit(self, batch: ScheduledBatch, tokens: SampledTokens) -> list[SequenceUpdate]:
         """The step is done: advance what it computed, append the sampled tokens, end what has ended.
 
-        Raises RuntimeError for a batch that is not in flight, ValueError for tokens that are not the batch's; then
-        nothing has changed and the step can still fail.
+        Raises RuntimeError for a batch that is not in flight, ValueError for tokens that are not the batch's;
+        then nothing has changed and the step can still fail.
         """
         if batch.is_empty:
             return []
@@ -175,17 +177,14 @@ class Scheduler:
                 twin.seq.num_computed = parent.seq.num_computed
         if self._suspects:
             self._suspects = [e for e in self._suspects if e not in plan.entries and not e.seq.is_finished]
-        updates = []
-        for entry, token in zip(plan.samplers, tokens.tokens, strict=True):
-            if not entry.seq.is_finished:
-                updates.append(self._append(entry, token))
-        return updates
+        sampled = zip(plan.samplers, tokens.tokens, strict=True)
+        return [self._append(entry, token) for entry, token in sampled if not entry.seq.is_finished]
 
     def fail(self, batch: ScheduledBatch, error: str) -> list[SequenceUpdate]:
         """The step raised: undo it as if it had not been scheduled, and find out whose fault it was.
 
-        A sequence that was alone ends with `error`. Of several each becomes a suspect, and is scheduled alone until
-        it has passed. Preempted sequences stay preempted, evicted blocks evicted.
+        A sequence that was alone ends with `error`. Of several each becomes a suspect, and is scheduled alone
+        until it has passed. Preempted sequences stay preempted, evicted blocks evicted.
         """
         if batch.is_empty:
             return []
@@ -198,22 +197,16 @@ class Scheduler:
         ended = [member for entry in alive for member in (entry, *entry.siblings)]
         for entry in ended:
             self._end(entry, FinishReason.ERROR)
-        return [_ended(entry, error) for entry in ended]
+        return [end_update(entry, error) for entry in ended]
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless queues, sequences and the cache agree. O(everything)."""
         self._cache.check_integrity()
-        for queue in (self._waiting, self._running):
-            ids = [entry.seq.seq_id for entry in queue]
-            assert ids == sorted(set(ids)), "a queue is out of order"
-        assert all(entry.table is None for entry in self._waiting), "a waiting sequence holds blocks"
-        members = [m for entry in (*self._waiting, *self._running) for m in (entry, *entry.siblings)]
-        assert {m.seq.seq_id for m in members} == set(self._entries), "a sequence is lost"
-        assert {id(e) for group in self._requests.values() for e in group} == set(map(id, members))
+        check_queues(self._waiting, self._running, self._entries, self._requests)
         for entry in self._running:
-            assert entry.table is not None, "a running sequence holds no blocks"
+            assert entry.table is not None
             self._cache.check_contents(entry.table, entry.seq.token_ids)
-        assert self.has_work or not self._cache.num_held_blocks or self._plan, "blocks are held for nobody"
+        assert self.has_work or self._plan or not self._cache.num_held_blocks, "blocks are held for nobody"
 
     # Planning
 
@@ -232,7 +225,7 @@ class Scheduler:
                 self._plan_entry(plan, entry)
 
     def _plan_entry(self, plan: StepPlan, entry: Entry) -> None:
-        """Schedule what the budget allows of a running sequence's gap, preempting for its blocks if need be."""
+        """Schedule what the budget allows of a running sequence's gap, preempting for its blocks."""
         seq = entry.seq
         num_tokens = chunk_len(seq.gap, plan.budget)
         if not num_tokens:
@@ -258,7 +251,7 @@ class Scheduler:
                 return
 
     def _plan_suspect(self, plan: StepPlan) -> bool:
-        """Schedule one suspect alone. False if there is none, or each waits for blocks that others have to free."""
+        """Schedule one suspect alone. False if there is none, or each waits for blocks of others."""
         self._suspects = [entry for entry in self._suspects if not entry.seq.is_finished]
         for entry in self._suspects:
             if entry.table is not None:
@@ -308,7 +301,7 @@ class Scheduler:
             plan.sample([entry, *self._fork_siblings(plan, entry)])
 
     def _fork_siblings(self, plan: StepPlan, entry: Entry) -> list[Entry]:
-        """At the end of its prompt a request's first sequence gets company: the others share all its blocks."""
+        """At the end of its prompt a request's first sequence gets company, which shares all its blocks."""
         if not entry.siblings:
             return []
         twins, entry.siblings = entry.siblings, []
@@ -336,17 +329,7 @@ class Scheduler:
             stop = LENGTH
         if stop is not None:
             self._end(entry, stop.reason)
-        return SequenceUpdate(
-            seq.request.request_id,
-            seq.seq_id,
-            seq.index,
-            token.token_id,
-            token.logprobs,
-            seq.finish_reason,
-            stop.stop_token_id if stop is not None else None,
-            None,
-            seq.num_cached,
-        )
+        return token_update(entry, token, stop)
 
     def _end(self, entry: Entry, reason: FinishReason) -> None:
         seq = entry.seq
@@ -413,15 +396,3 @@ class Scheduler:
         if self._plan is None or self._plan.batch is not batch:
             raise RuntimeError("this batch is not in flight")
         return self._plan
-
-
-def _ended(entry: Entry, error: str | None = None) -> SequenceUpdate:
-    seq = entry.seq
-    return SequenceUpdate(
-        seq.request.request_id,
-        seq.seq_id,
-        seq.index,
-        finish_reason=seq.finish_reason,
-        error=error,
-        num_cached_tokens=seq.num_cached,
-    )

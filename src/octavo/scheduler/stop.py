@@ -1,4 +1,4 @@
-"""When a token ends its sequence: pure functions on tokens. Stop strings are text and belong to the engine."""
+"""When a token ends its sequence: pure functions. Stop strings are text and belong to the engine."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def stop_by_token(
 
 
 def end_len(num_prompt: int, max_tokens: int | None, longest: int) -> int:
-    """Tokens at which a sequence ends with "length": a large or missing max_tokens means as long as can be."""
+    """Tokens at which a sequence ends with "length". A large or missing max_tokens means `longest`."""
     return longest if max_tokens is None else min(num_prompt + max_tokens, longest)
