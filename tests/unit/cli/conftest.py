@@ -58,6 +58,7 @@ class FakeLLM:
         self.params: list[SamplingParams] = []
         self.tokenizer, self.plan = FakeTokenizer(), FakePlan()
         self.num_steps = 0
+        self.streams: list[Generator[RequestDelta]] = []
         self.num_ended_streams = 0
         self.made.append(self)
 
@@ -68,6 +69,10 @@ class FakeLLM:
     def stream(self, prompt_token_ids: list[int], params: SamplingParams) -> Generator[RequestDelta]:
         self.prompts.append(prompt_token_ids)
         self.params.append(params)
+        self.streams.append(self._stream())  # kept, so that nobody but the caller closes it
+        return self.streams[-1]
+
+    def _stream(self) -> Generator[RequestDelta]:
         try:
             for index, piece in enumerate(self.pieces):
                 last = index == len(self.pieces) - 1

@@ -18,6 +18,11 @@ def interrupt() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
+def interrupt_twice() -> None:
+    interrupt()
+    interrupt()
+
+
 def refuse() -> None:
     raise ParameterError("2,000 tokens, at most 64 fit", "prompt")
 
@@ -70,6 +75,16 @@ def test_a_stopped_run_shows_what_there_is(
     assert (result.exit_code, result.stdout) == (1, "He\n")
     assert llm_class.made[0].num_ended_streams == 1
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_step(
+    call: Octavo, llm_class: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after: list[str] = []
+    monkeypatch.setattr(llm_class, "pieces", (interrupt_twice, lambda: after.append("never")))
+    result = call("run", "Hi")
+    assert (result.exit_code, result.stderr.strip()) == (1, "Aborted!")
+    assert after == []
 
 
 def test_a_prompt_that_is_refused_is_one_line(

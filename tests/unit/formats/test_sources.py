@@ -224,6 +224,11 @@ def test_a_hub_file_that_cannot_be_chosen_is_refused(
         choose_hub_file("org/repo", files, quant)
 
 
+def test_a_type_is_a_word_of_the_name() -> None:
+    assert choose_hub_file("org/repo", ["m-BF16.gguf", "m-F16.gguf"], "F16") == "m-F16.gguf"
+    assert choose_hub_file("org/repo", ["m-Q4_K_S.gguf", "m-Q4_K.gguf"], "Q4_K") == "m-Q4_K.gguf"
+
+
 def test_the_only_file_needs_no_type_in_its_name() -> None:
     assert choose_hub_file("org/repo", ["model.gguf"], None) == "model.gguf"
 
