@@ -233,13 +233,11 @@ void all_tiles(const Job& job, int64_t row, int64_t row_end, int64_t tile, int64
 // Rows of activations that stay in the caches while all tiles pass by.
 constexpr int64_t kRowsInCache = 64;
 
-// Few rows are bound by memory: quantised, one tile at a time is the plainest stream; in floats, the additions
-// of one tile wait for each other, so four take turns. More rows are bound by arithmetic.
 template <WeightType W>
 void linear_of(const Job& job, int64_t m, int64_t tile_begin, int64_t tile_end) {
-  constexpr int few_rows = is_float(W) ? 2 : 1;
-  constexpr int tiles_for_few = is_float(W) ? 4 : 1;
-  if (m <= few_rows) return all_tiles<W, few_rows, tiles_for_few>(job, 0, m, tile_begin, tile_end);
+  // One row is bound by memory, and one tile at a time is the plainest stream. Floats need two even then:
+  // the additions of one tile wait for each other.
+  if (m == 1 && !is_float(W)) return all_tiles<W, 1, 1>(job, 0, m, tile_begin, tile_end);
   for (int64_t row = 0; row < m; row += kRowsInCache) {
     const int64_t row_end = row + kRowsInCache < m ? row + kRowsInCache : m;
     all_tiles<W, 4, 2>(job, row, row_end, tile_begin, tile_end);
