@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.toy import write_toy_gguf
 
 from octavo.formats.sources import resolve
+from support.toy import write_toy_gguf
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,12 @@ from octavo.config import DEFAULT_MODEL, EngineConfig
 )
 @env_option("--api-key", help="Key that clients must send.")
 @env_option("--served-model-name", help="Name of the model in the API; by default MODEL.")
+@env_option(
+    "--drain-seconds",
+    default=30.0,
+    type=click.FloatRange(min=0),
+    help="On SIGTERM, how long running requests may go on.",
+)
 @env_option("--log-level", default="info", type=click.Choice(LEVELS), help="Log nothing below this level.")
 @engine_options
 def serve(
@@ -28,6 +34,7 @@ def serve(
     port: int,
     api_key: str | None,
     served_model_name: str | None,
+    drain_seconds: float,
     log_level: str,
     **options: Any,
 ) -> None:
@@ -43,6 +50,11 @@ def serve(
     for line in engine.plan.lines():
         click.echo(f"  {line}")
     code = serve_engine(
-        engine, host, port, api_key=api_key, on_ready=lambda address: click.echo(f"listening on {address}/v1")
+        engine,
+        host,
+        port,
+        api_key=api_key,
+        drain_seconds=drain_seconds,
+        on_ready=lambda address: click.echo(f"listening on {address}/v1"),
     )
     click.get_current_context().exit(code)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from octavo.config import EngineConfig
@@ -40,9 +41,9 @@ class AsyncLLM:
     def __init__(self, config: EngineConfig, served_model_name: str | None = None) -> None:
         self._assembly: Assembly = assemble(config)
         self._engine = self._assembly.engine
-        self.model_name = served_model_name or config.model
+        self.model_name = served_model_name or _display_name(config.model)
         self.metrics = EngineMetrics(self.model_name, self.max_model_len, self._cache_info())
-        self._engine.metrics = self.metrics
+        self._engine.reporter.sink = self.metrics
         self._readers: dict[str, Reader] = {}
         self._commands: deque[Command] = deque()
         self._wake = threading.Condition()
@@ -221,6 +222,11 @@ class AsyncLLM:
         for request_id in list(self._readers):
             choice = ChoiceDelta(0, "", (), finish_reason=FinishReason.ERROR.value, error=message)
             self._deliver([RequestDelta(request_id, (choice,), 0, finished=True)])
+
+
+def _display_name(model: str) -> str:
+    """A file goes by its name, everything else as it was asked for."""
+    return Path(model).stem if model.endswith(".gguf") else model
 
 
 def _accept(accepted: asyncio.Future[None]) -> None:

@@ -28,6 +28,8 @@ class Choice:
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, index: int) -> None:
         self.index = index
         self.num_tokens = 0
+        self.last_token_at: float | None = None
+        """On time.monotonic()."""
         self.is_finished = False
         self._params = params
         self._detokenizer = Detokenizer(

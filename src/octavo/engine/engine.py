@@ -5,24 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
-from typing import Protocol
 
 from octavo.batch import SequenceUpdate
 from octavo.engine.core import EngineCore
 from octavo.engine.live_request import LiveRequest
 from octavo.engine.outputs import ChoiceDelta, RequestDelta
-from octavo.engine.stats import RequestStats, StepStats
+from octavo.engine.reporter import Reporter
 from octavo.params import ParameterError, SamplingParams
 from octavo.request import FinishReason, Request
 from octavo.sampling.validate import validate
 from octavo.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("octavo")
-
-
-class MetricsSink(Protocol):
-    def on_step(self, stats: StepStats) -> None: ...
-    def on_request_finished(self, stats: RequestStats) -> None: ...
 
 
 class Engine:
@@ -33,7 +27,7 @@ class Engine:
         self.scheduler = core.scheduler
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
-        self.metrics: MetricsSink | None = None
+        self.reporter = Reporter()
         self._seed = seed
         self._num_added = 0
         self._live: dict[str, LiveRequest] = {}
@@ -74,7 +68,10 @@ class Engine:
             seed=self._seed_of(params),
             cache_salt=cache_salt,
         )
-        self.scheduler.add(request)
+        try:
+            self.scheduler.add(request)
+        finally:
+            self.reporter.on_change(self.scheduler.stats)
         self._num_added += 1
         self._live[request_id] = LiveRequest(request, self.tokenizer)
 
@@ -84,13 +81,15 @@ class Engine:
             return []
         deltas = self._deltas_of(self.scheduler.abort(request_id), time.monotonic())
         self._live.pop(request_id, None)
+        self.reporter.on_change(self.scheduler.stats)
         return deltas
 
     def step(self) -> list[RequestDelta]:
         """One step; at most one delta a request."""
         updates = self.core.step()
         now = time.monotonic()
-        self._note_times(updates, now)
+        if self.core.last_batch is not None:
+            self.reporter.on_step(self.core.last_batch, updates, self._live, self.scheduler.stats, now)
         return self._deltas_of(updates, now)
 
     def _seed_of(self, params: SamplingParams) -> int:
@@ -126,45 +125,5 @@ class Engine:
             live.finish_reason = choice.finish_reason or live.finish_reason
         if live.is_finished:
             del self._live[request_id]
-            if self.metrics is not None:
-                self.metrics.on_request_finished(live.stats(now))
+            self.reporter.on_finished(live, now)
         return RequestDelta(request_id, tuple(choices), live.num_cached_tokens, live.is_finished)
-
-    def _note_times(self, updates: list[SequenceUpdate], now: float) -> None:
-        """Time stamps of this step's requests, and one report to the metrics."""
-        for request_id in self.core.last_batch.admitted if self.core.last_batch else ():
-            if request_id in self._live:
-                self._live[request_id].scheduled_at = now
-        first: list[float] = []
-        between: list[float] = []
-        num_generated = 0
-        for update in updates:
-            live = self._live.get(update.request_id)
-            if live is None or update.token_id is None:
-                continue
-            num_generated += 1
-            if live.first_token_at is None:
-                live.first_token_at = now
-                first.append(now - live.request.arrival_time)
-            elif live.last_token_at is not None and live.last_token_at != now:
-                between.append(now - live.last_token_at)
-            live.last_token_at = now
-        if self.metrics is not None:
-            self.metrics.on_step(self._step_stats(num_generated, tuple(first), tuple(between)))
-
-    def _step_stats(
-        self, num_generated: int, first: tuple[float, ...], between: tuple[float, ...]
-    ) -> StepStats:
-        batch = self.core.last_batch
-        num_tokens = 0 if batch is None else batch.num_tokens
-        num_prompt = 0
-        for part in () if batch is None else batch.sequences:
-            num_prompt += max(0, min(part.context_len, part.num_prompt_tokens) - part.start)
-        return StepStats(
-            scheduler=self.scheduler.stats(),
-            num_tokens=num_tokens,
-            num_prompt_tokens=num_prompt,
-            num_generated_tokens=num_generated,
-            first_token_seconds=first,
-            inter_token_seconds=between,
-        )

@@ -17,7 +17,6 @@ class LiveRequest:
         self.num_cached_tokens = 0
         self.scheduled_at: float | None = None
         self.first_token_at: float | None = None
-        self.last_token_at: float | None = None
         self.finish_reason = ""
 
     @property
@@ -28,7 +27,7 @@ class LiveRequest:
         arrival = self.request.arrival_time
         scheduled = self.scheduled_at if self.scheduled_at is not None else now
         first = self.first_token_at if self.first_token_at is not None else now
-        last = self.last_token_at if self.last_token_at is not None else first
+        last = max((choice.last_token_at or first for choice in self.choices), default=first)
         return RequestStats(
             finish_reason=self.finish_reason,
             num_prompt_tokens=len(self.request.prompt_token_ids),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from octavo.engine.outputs import ChoiceDelta, RequestDelta
 
@@ -60,18 +60,19 @@ def merge(deltas: list[RequestDelta]) -> RequestDelta:
         for choice in delta.choices:
             parts.setdefault(choice.index, []).append(choice)
     last = deltas[-1]
-    choices = tuple(_merge_choices(parts[index]) for index in sorted(parts))
+    choices = tuple(join(index, parts[index]) for index in sorted(parts))
     return RequestDelta(last.request_id, choices, last.num_cached_tokens, last.finished)
 
 
-def _merge_choices(parts: list[ChoiceDelta]) -> ChoiceDelta:
+def join(index: int, parts: Sequence[ChoiceDelta]) -> ChoiceDelta:
+    """Consecutive deltas of one choice as one, under this index."""
     last = parts[-1]
-    with_logprobs = [part.logprobs for part in parts if part.logprobs is not None]
+    has_logprobs = any(part.logprobs is not None for part in parts)
     return ChoiceDelta(
-        index=last.index,
+        index=index,
         text="".join(part.text for part in parts),
         token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
-        logprobs=tuple(entry for entries in with_logprobs for entry in entries) if with_logprobs else None,
+        logprobs=tuple(entry for part in parts for entry in part.logprobs or ()) if has_logprobs else None,
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         error=last.error,

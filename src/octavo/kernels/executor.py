@@ -43,6 +43,7 @@ class Executor(Protocol):
     def run(self, inputs: StepInputs) -> FloatArray:
         """Writes K and V at the slots and returns logits [R, vocab_size].
 
-        The array is valid until the next run. Raises ValueError for ids or shapes out of range, before it writes.
+        The array is valid until the next run. Raises ValueError, before it writes, for ids or shapes out
+        of range.
         """
         ...

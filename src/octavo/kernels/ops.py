@@ -44,7 +44,7 @@ class Linear:
 class Rope:
     """Rotates x in place, head by head, by angles position · base^(-2i / rotary_dim) / factors[i].
 
-    interleaved: pairs are (2i, 2i+1), else (i, i + rotary_dim / 2). The rest of a head, beyond rotary_dim, stays.
+    interleaved: pairs are (2i, 2i+1), else (i, i + rotary_dim / 2). Beyond rotary_dim a head stays as it is.
     factors: name of a float32 weight [1, rotary_dim / 2], or None for ones.
     """
 
@@ -70,7 +70,8 @@ class KVWrite:
 class Attention:
     """out[t, h] = softmax(scale · q[t, h] · Kᵀ) · V over positions [0, positions[t]] of t's sequence.
 
-    K and V come from the cache, through the block table; query head h reads kv head h · num_kv_heads / num_heads.
+    K and V come from the cache, through the block table; query head h reads kv head
+    h · num_kv_heads / num_heads.
     """
 
     q: str

@@ -10,6 +10,7 @@ from types import TracebackType
 
 from octavo.engine.errors import EngineError
 from octavo.engine.outputs import ChoiceDelta, RequestDelta
+from octavo.engine.stream import join
 from octavo.params import SamplingParams
 from octavo.server.engine_protocol import Engine, RequestStream
 from octavo.server.errors import from_engine, internal, unavailable
@@ -114,20 +115,6 @@ class Generation:
     def _take_ready(self) -> list[ChoiceDelta]:
         ready = sorted(index for index, parts in self._held.items() if _shows(parts[-1]))
         return [join(index, self._held.pop(index)) for index in ready]
-
-
-def join(index: int, parts: Sequence[ChoiceDelta]) -> ChoiceDelta:
-    """Consecutive deltas of one choice as one, under this index."""
-    last = parts[-1]
-    has_logprobs = any(part.logprobs is not None for part in parts)
-    return ChoiceDelta(
-        index=index,
-        text="".join(part.text for part in parts),
-        token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
-        logprobs=tuple(entry for part in parts for entry in part.logprobs or ()) if has_logprobs else None,
-        finish_reason=last.finish_reason,
-        stop_reason=last.stop_reason,
-    )
 
 
 async def gather(generation: Generation) -> list[ChoiceDelta]:

@@ -109,8 +109,17 @@ def test_serve_prints_the_plan_and_the_address(
         seen["config"] = config
         return SimpleNamespace(model_name=served_model_name, plan=llm_class("m").plan)
 
-    def serve(engine: Any, host: str, port: int, *, api_key: str, on_ready: Callable[[str], None]) -> int:
+    def serve(
+        engine: Any,
+        host: str,
+        port: int,
+        *,
+        api_key: str,
+        drain_seconds: float,
+        on_ready: Callable[[str], None],
+    ) -> int:
         seen["served"] = (host, port, api_key)
+        seen["drain_seconds"] = drain_seconds
         on_ready(f"http://{host}:{port}")
         return 0
 
@@ -118,6 +127,7 @@ def test_serve_prints_the_plan_and_the_address(
     monkeypatch.setattr(octavo.server.serve, "serve", serve)
     result = call(
         *("serve", "m", "--port", "9", "--api-key", "k", "--served-model-name", "n", "--num-blocks", "4"),
+        *("--drain-seconds", "7"),
         env={"OCTAVO_BLOCK_SIZE": "8"},
     )
     assert result.exit_code == 0, result.output
@@ -127,4 +137,5 @@ def test_serve_prints_the_plan_and_the_address(
         4,
         8,
     )
+    assert seen["drain_seconds"] == 7
     assert result.stdout == "octavo serves n\n  4 blocks\nlistening on http://127.0.0.1:9/v1\n"
