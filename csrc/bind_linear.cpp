@@ -164,9 +164,6 @@ void bind_linear(nb::module_& module) {
   nb::class_<OwnedMatrix>(module, "PackedMatrix", "A weight matrix, repacked for the kernels.")
       .def(nb::init<const Bytes&, int32_t, int64_t, int64_t>(), nb::arg("data"), nb::arg("type"), nb::arg("rows"),
            nb::arg("cols"), "data: uint8, all rows in GGUF format; type: GGUF's type id.")
-      .def_prop_ro("rows", [](const OwnedMatrix& self) { return self.matrix().rows; })
-      .def_prop_ro("cols", [](const OwnedMatrix& self) { return self.matrix().cols; })
-      .def_prop_ro("num_tiles", [](const OwnedMatrix& self) { return self.matrix().num_tiles; })
       .def_prop_ro("num_bytes",
                    [](const OwnedMatrix& self) { return self.matrix().num_tiles * self.matrix().tile_bytes; });
   module.def("linear", &linear, nb::arg("packed"), nb::arg("x"), nb::arg("isa") = "",

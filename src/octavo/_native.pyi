@@ -40,6 +40,8 @@ class PackedMatrix:
     """A weight matrix, repacked. data: uint8, all rows in GGUF format; type: GGUF's type id."""
 
     def __init__(self, data: npt.NDArray[np.uint8], type: int, rows: int, cols: int) -> None: ...
+    @property
+    def num_bytes(self) -> int: ...
 
 def linear(
     packed: PackedMatrix,

@@ -48,7 +48,7 @@ class Matrix:
 
     @property
     def rows(self) -> int:
-        return self.values.shape[0]
+        return int(self.values.shape[0])
 
 
 def pack(weight_type: WeightType, data: Bytes, rows: int, cols: int) -> Matrix:
