@@ -86,10 +86,11 @@ class Engine:
 
     def step(self) -> list[RequestDelta]:
         """One step; at most one delta a request."""
+        started = time.monotonic()
         updates = self.core.step()
         now = time.monotonic()
         if self.core.last_batch is not None:
-            self.reporter.on_step(self.core.last_batch, updates, self._live, self.scheduler.stats, now)
+            self.reporter.on_step(self.core.last_batch, updates, self._live, self.scheduler.stats, started)
         return self._deltas_of(updates, now)
 
     def _seed_of(self, params: SamplingParams) -> int:

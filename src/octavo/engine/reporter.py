@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -32,12 +33,13 @@ class Reporter:
         updates: Sequence[SequenceUpdate],
         live: Mapping[str, LiveRequest],
         scheduler: Callable[[], SchedulerStats],
-        now: float,
+        started: float,
     ) -> None:
-        """A step has been committed or has failed; `now` is on time.monotonic()."""
+        """A step that began at `started`, on time.monotonic(), has been committed or has failed."""
+        now = time.monotonic()
         for request_id in batch.admitted:
             if request_id in live:
-                live[request_id].scheduled_at = now
+                live[request_id].scheduled_at = started
         first: list[float] = []
         between: list[float] = []
         num_generated = 0

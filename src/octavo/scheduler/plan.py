@@ -32,7 +32,9 @@ class StepPlan:
         start = seq.num_computed
         token_ids = tuple(seq.token_ids[start : start + num_tokens])
         self.entries.append(entry)
-        self.sequences.append(ScheduledSequence(seq.seq_id, token_ids, start, block_table))
+        self.sequences.append(
+            ScheduledSequence(seq.seq_id, token_ids, start, block_table, seq.num_prompt_tokens)
+        )
         self.budget -= num_tokens
 
     def sample(self, entries: list[Entry]) -> None:
@@ -62,5 +64,6 @@ class StepPlan:
             samples=tuple(self.samples),
             copies=copies,
             num_tokens=sum(len(sequence.token_ids) for sequence in self.sequences),
+            admitted=tuple(e.seq.request.request_id for e in self.admitted if not e.was_admitted),
         )
         return self.batch
