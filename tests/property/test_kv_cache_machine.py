@@ -1,8 +1,8 @@
 """Random lives of a KV cache against plain dictionaries and a memory of plain integers.
 
 The machine plays the scheduler and the executor at once: it opens steps, reserves, forks and frees in any
-order, then either carries a step out (copies in order, then writes) or carries out a part and rolls it back. After
-every rule: the cache's own integrity check, the model's counts, and every table reads back its tokens.
+order, then either carries a step out (copies in order, then writes) or carries out a part and rolls it back.
+After every rule: the cache's own integrity check, the model's counts, and every table reads back its tokens.
 """
 
 from __future__ import annotations

@@ -1,16 +1,20 @@
 """A KV memory of plain integers and a model that reads it: what tests run instead of tensors.
 
 The value of a slot stands for K and V: it depends on its token and on every token before it, as K and V do
-in a deeper layer. So a block that is found under the wrong prefix, copied too early, or overwritten reads wrong.
+in a deeper layer. So a block that is found under the wrong prefix, copied too early, or overwritten reads
+wrong.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Hashable, Sequence
 
 from octavo.batch import BlockCopy, SampledToken, SampledTokens, ScheduledBatch
 
 VOCAB_SIZE = 50
+TEXT = [random.Random(7 * i).randrange(40) for i in range(600)]
+"""For prompts: no part of it comes again."""
 GARBAGE = -7
 
 

@@ -238,7 +238,10 @@ class KVCacheManager:
         One entry a content: a block with a twin in the tree stays with its owner, unmerged and unfindable.
         """
         num_full = num_tokens // self.block_size
-        if not self.enable_prefix_caching or num_full <= table.num_published:
+        if not self.enable_prefix_caching or num_full < table.num_published:
+            return
+        is_in_tree = table.level is None or table.level.is_attached
+        if num_full == table.num_published and is_in_tree:
             return
         if self._journal is not None:
             self._journal.mark(table)
