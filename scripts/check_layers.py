@@ -18,7 +18,7 @@ PACKAGE = "octavo"
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
-EVERYONE_MAY = {"config", "params", "request", "batch"}
+EVERYONE_MAY = {"version", "config", "params", "request", "batch"}
 """Plain data at the top of the package. They may import each other."""
 
 MAY_IMPORT: dict[str, set[str]] = {

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from octavo.params import ParameterError, SamplingParams
+from octavo.version import __version__
 
 if TYPE_CHECKING:
     from octavo.engine.llm import LLM
     from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput
-
-__version__ = "0.1.0"
 
 __all__ = [
     "LLM",

@@ -68,7 +68,7 @@ def error_line(error: Exception) -> str:
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from octavo import __version__
+        from octavo.version import __version__
 
         click.echo(f"octavo {__version__}")
         ctx.exit()

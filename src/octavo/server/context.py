@@ -5,19 +5,12 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 
 from starlette.requests import Request
 
 from octavo.server.engine_protocol import Engine
 from octavo.server.errors import ApiError, context_length_exceeded
-
-
-def package_version() -> str:
-    try:
-        return version("octavo")
-    except PackageNotFoundError:  # run from a source tree that was never installed
-        return "0+unknown"
+from octavo.version import __version__
 
 
 @dataclass(slots=True)
@@ -26,7 +19,7 @@ class ServerContext:
     ping_seconds: float = 15.0
     """Silence on a stream after which a comment keeps the connection open."""
     created: int = field(default_factory=lambda: int(time.time()))
-    version: str = field(default_factory=package_version)
+    version: str = __version__
     is_draining: bool = False
     """Set when shutdown begins: /health fails, so that nobody sends more."""
     _longest_token: int | None = None
