@@ -89,11 +89,11 @@ def mixed_steps(block_size: int) -> Iterable[StepInputs]:
     yield step_inputs(
         [a.share(20, 21), b.share(33, 39), d.share(0, 69)], block_size=block_size, all_rows=True
     )
-    last = [s.share(len(s.tokens) - 1, len(s.tokens)) for s in (b, c, d)]
     held = a.table + b.table + c.table + d.table
     spare = next(block for block in range(NUM_SLOTS // block_size) if block not in held)
     copied = BlockCopy(d.table[-1], spare)
     d.table[-1] = spare
+    last = [s.share(len(s.tokens) - 1, len(s.tokens)) for s in (b, c, d)]
     yield step_inputs(last, block_size=block_size, copies=[copied])
 
 
@@ -149,6 +149,13 @@ def test_agrees_for_every_shape(isa: str, shape: dict[str, Any]) -> None:
 # --- the same bits ---
 
 
+def check_same_bits(one: NativeExecutor, other: NativeExecutor) -> None:
+    for inputs in mixed_steps(16):
+        logits = one.run(inputs)
+        assert np.isfinite(logits).all()
+        np.testing.assert_array_equal(logits, other.run(inputs))
+
+
 def alone(program: Program, sequence: Prompt, block_size: int = 16, **options: Any) -> Floats:
     """Logits of all tokens, computed in one step by one thread with nobody else in the pool."""
     executor = native(program, block_size, **{"num_threads": 1, **options})
@@ -202,8 +209,7 @@ def test_any_number_of_threads(isa: str, weight_type: WeightType, num_threads: i
     program = toy_program(weight_type=weight_type, biases=True)
     one = native(program, isa=isa, num_threads=1)
     team = native(program, isa=isa, num_threads=num_threads)
-    for inputs in mixed_steps(16):
-        np.testing.assert_array_equal(team.run(inputs), one.run(inputs))
+    check_same_bits(team, one)
 
 
 @every_isa
@@ -231,10 +237,34 @@ def test_fused_or_op_by_op(isa: str, weight_type: WeightType) -> None:
         if isinstance(op, Add):
             ops.append(RmsNorm(op.y, norm, "unused", 1e-5))
     separate = dataclasses.replace(program, ops=tuple(ops), buffers={**program.buffers, "unused": 64})
+    check_same_bits(native(separate, isa=isa), native(program, isa=isa))
+
+
+@every_isa
+def test_an_output_that_is_read_twice_is_kept(isa: str) -> None:
+    program = toy_program()
+    twice = [again for op in program.ops for again in ([op, op] if isinstance(op, Add) else [op])]
+    program = dataclasses.replace(program, ops=tuple(twice))
+    layout = toy_layout(program, num_blocks=NUM_SLOTS // 16, dtype="float32")
+    reference = ReferenceExecutor(program, layout, dtype=np.float64)
+    executor = native(program, dtype="float32", isa=isa)
     for inputs in mixed_steps(16):
-        np.testing.assert_array_equal(
-            native(separate, isa=isa).run(inputs), native(program, isa=isa).run(inputs)
+        expected = reference.run(inputs)
+        np.testing.assert_allclose(executor.run(inputs), expected, atol=1e-5 * np.abs(expected).max())
+
+
+@every_isa
+def test_an_input_that_changes_is_quantised_again(isa: str) -> None:
+    program = toy_program(weight_type=WeightType.Q8_0)
+    reusing = {"attended": "normed"}  # written between two linears that read it
+    ops = [
+        dataclasses.replace(
+            op, **{key: reusing.get(value, value) for key, value in dataclasses.asdict(op).items()}
         )
+        for op in program.ops
+    ]
+    changed_program = dataclasses.replace(program, ops=tuple(ops))
+    check_same_bits(native(changed_program, isa=isa), native(program, isa=isa))
 
 
 # --- edges ---
