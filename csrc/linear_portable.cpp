@@ -1,4 +1,5 @@
-// Matmul kernels in plain C++: the definition of what a tile means, and the fallback for any CPU.
+// Matmul kernels for any CPU, and the definition of what a tile means. Vectors are the compiler's own: it knows
+// what the target has for them.
 #include "linear_kernels.h"
 
 #include <math.h>
@@ -8,30 +9,64 @@
 namespace octavo::portable {
 namespace {
 
-// Element k of a group for lane `lane`, as the integer that the scale multiplies (Q4_0: plus 8).
-inline int32_t quant_at(WeightType type, const uint8_t* quants, int k, int lane) {
+// One float for each row of a tile, as two vectors of a size that every target has.
+struct Lanes {
+  using Half = float __attribute__((vector_size(kTileRows / 2 * sizeof(float))));
+  Half low, high;
+
+  static Lanes load(const float* lanes) {
+    Lanes result;
+    memcpy(&result, lanes, sizeof result);
+    return result;
+  }
+  void add_product(const Lanes& a, const Lanes& b) {
+    low += a.low * b.low;
+    high += a.high * b.high;
+  }
+  void add_product(const Lanes& a, float b) {
+    low += a.low * b;
+    high += a.high * b;
+  }
+};
+
+// Element k of a group for lane `lane`, as the integer that the scale multiplies.
+inline int quant_at(WeightType type, const uint8_t* quants, int k, int lane) {
   if (type == WeightType::Q8_0) return static_cast<int8_t>(quants[k / 4 * 32 + lane * 4 + k % 4]);
   const uint8_t pair = quants[k % 16 / 4 * 32 + lane * 4 + k % 4];
-  return k < 16 ? pair & 15 : pair >> 4;
-}
-
-// The quants of a group of a tile, [element][lane].
-using GroupQuants = int32_t[kGroupSize][kTileRows];
-
-void unpack_group(WeightType type, const uint8_t* packed, GroupQuants& quants) {
-  for (int k = 0; k < kGroupSize; ++k) {
-    for (int lane = 0; lane < kTileRows; ++lane) quants[k][lane] = quant_at(type, packed, k, lane);
-  }
+  const int quant = k < 16 ? pair & 15 : pair >> 4;
+  return type == WeightType::Q4_0 ? quant - 8 : quant;
 }
 
 // Lane `lane` of the f16 vector number `index`.
-float half_at(const uint8_t* halves, int64_t index, int lane) {
+inline float half_at(const uint8_t* halves, int index, int lane) {
   uint16_t half;
   memcpy(&half, halves + (index * kTileRows + lane) * 2, 2);
   return half_to_float(half);
 }
 
-float element_at(WeightType type, const uint8_t* tile, int64_t col, int lane) {
+// A group of a tile, unpacked: element k of each row is quants[k] * scales, and + minima in Q4_1 alone.
+struct Group {
+  Lanes quants[kGroupSize];
+  Lanes scales;
+  Lanes minima;
+};
+
+template <WeightType W>
+void unpack(const uint8_t* packed, Group& group) {
+  const uint8_t* quants = packed + group_format(W).scale_bytes * kTileRows;
+  float lanes[kTileRows];
+  for (int k = 0; k < kGroupSize; ++k) {
+    for (int lane = 0; lane < kTileRows; ++lane) lanes[lane] = static_cast<float>(quant_at(W, quants, k, lane));
+    group.quants[k] = Lanes::load(lanes);
+  }
+  for (int lane = 0; lane < kTileRows; ++lane) lanes[lane] = half_at(packed, 0, lane);
+  group.scales = Lanes::load(lanes);
+  if (W != WeightType::Q4_1) return;
+  for (int lane = 0; lane < kTileRows; ++lane) lanes[lane] = half_at(packed, 1, lane);
+  group.minima = Lanes::load(lanes);
+}
+
+inline float element_at(WeightType type, const uint8_t* tile, int64_t col, int lane) {
   const int64_t index = col * kTileRows + lane;
   if (type == WeightType::F32) {
     float value;
@@ -43,49 +78,57 @@ float element_at(WeightType type, const uint8_t* tile, int64_t col, int lane) {
   return type == WeightType::F16 ? half_to_float(bits) : bfloat_to_float(bits);
 }
 
-// acc[lane] += the group's share of the dot product with one row of activations.
-void add_group(WeightType type, const GroupQuants& quants, const uint8_t* scales, const int8_t* x,
-               float x_scale, float x_scaled_sum, float* acc) {
-  int32_t dots[kTileRows] = {};
-  for (int k = 0; k < kGroupSize; ++k) {
-    for (int lane = 0; lane < kTileRows; ++lane) dots[lane] += quants[k][lane] * x[k];
-  }
-  for (int lane = 0; lane < kTileRows; ++lane) {
-    float product = static_cast<float>(dots[lane]) * x_scale;
-    if (type == WeightType::Q4_0) product -= 8.0f * x_scaled_sum;
-    acc[lane] += half_at(scales, 0, lane) * product;
-    if (type == WeightType::Q4_1) acc[lane] += half_at(scales, 1, lane) * x_scaled_sum;
-  }
+// acc += the group's share of the dot product with one row of activations. Products and sums of quants are
+// whole numbers below 2^24: exact as floats, which every target multiplies well.
+template <WeightType W>
+inline void add_group(const Group& group, const int8_t* x, float x_scale, float x_scaled_sum, Lanes& acc) {
+  Lanes dots = {};
+  for (int k = 0; k < kGroupSize; ++k) dots.add_product(group.quants[k], static_cast<float>(x[k]));
+  acc.add_product(group.scales, Lanes{dots.low * x_scale, dots.high * x_scale});
+  if (W == WeightType::Q4_1) acc.add_product(group.minima, x_scaled_sum);
 }
 
 constexpr int kMaxRows = 8;  // rows of activations that share the unpacking of a tile
 
-// acc[i][lane] = dot of row first + i with the tile's row `lane`, for i in [0, count).
+// acc[i] = dots of row first + i with the rows of the tile, for i in [0, count).
+template <WeightType W>
 void quantized_dots(const PackedMatrix& w, const uint8_t* tile, const Activations& x, int64_t first, int count,
-                    float (*acc)[kTileRows]) {
-  const GroupFormat format = group_format(w.type);
+                    Lanes* acc) {
   const int64_t num_groups = w.cols / kGroupSize;
-  for (int64_t g = 0; g < num_groups; ++g, tile += format.tile_bytes()) {
-    GroupQuants quants;
-    unpack_group(w.type, tile + format.scale_bytes * kTileRows, quants);
+  for (int64_t g = 0; g < num_groups; ++g, tile += group_format(W).tile_bytes()) {
+    Group group;
+    unpack<W>(tile, group);
     for (int i = 0; i < count; ++i) {
-      const int64_t group = (first + i) * num_groups + g;
-      add_group(w.type, quants, tile, x.quants + group * kGroupSize, x.scales[group], x.scaled_sums[group],
-                acc[i]);
+      const int64_t at = (first + i) * num_groups + g;
+      add_group<W>(group, x.quants + at * kGroupSize, x.scales[at], x.scaled_sums[at], acc[i]);
     }
   }
 }
 
+template <WeightType W>
 void float_dots(const PackedMatrix& w, const uint8_t* tile, const Activations& x, int64_t first, int count,
-                float (*acc)[kTileRows]) {
+                Lanes* acc) {
   for (int64_t k = 0; k < w.cols; ++k) {
-    float weights[kTileRows];
-    for (int lane = 0; lane < kTileRows; ++lane) weights[lane] = element_at(w.type, tile, k, lane);
-    for (int i = 0; i < count; ++i) {
-      const float value = x.values[(first + i) * x.value_stride + k];
-      for (int lane = 0; lane < kTileRows; ++lane) acc[i][lane] += weights[lane] * value;
-    }
+    float lanes[kTileRows];
+    for (int lane = 0; lane < kTileRows; ++lane) lanes[lane] = element_at(W, tile, k, lane);
+    const Lanes weights = Lanes::load(lanes);
+    for (int i = 0; i < count; ++i) acc[i].add_product(weights, x.values[(first + i) * x.value_stride + k]);
   }
+}
+
+using Dots = void (*)(const PackedMatrix& w, const uint8_t* tile, const Activations& x, int64_t first, int count,
+                      Lanes* acc);
+
+Dots dots_of(WeightType type) {
+  switch (type) {
+    case WeightType::F32: return float_dots<WeightType::F32>;
+    case WeightType::F16: return float_dots<WeightType::F16>;
+    case WeightType::BF16: return float_dots<WeightType::BF16>;
+    case WeightType::Q8_0: return quantized_dots<WeightType::Q8_0>;
+    case WeightType::Q4_0: return quantized_dots<WeightType::Q4_0>;
+    case WeightType::Q4_1: break;
+  }
+  return quantized_dots<WeightType::Q4_1>;
 }
 
 }  // namespace
@@ -115,17 +158,19 @@ void quantize_row(const float* x, int64_t cols, int8_t* quants, float* scales, f
 
 void linear(const PackedMatrix& w, const Activations& x, int64_t m, int64_t tile_begin, int64_t tile_end,
             float* out, int64_t out_stride, bool accumulate) {
-  const bool quantized = is_quantized(w.type);
+  const Dots dots = dots_of(w.type);
   for (int64_t t = tile_begin; t < tile_end; ++t) {
     const uint8_t* tile = w.data + t * w.tile_bytes;
     for (int64_t first = 0; first < m; first += kMaxRows) {
       const int count = static_cast<int>(m - first < kMaxRows ? m - first : kMaxRows);
-      float acc[kMaxRows][kTileRows] = {};
-      (quantized ? quantized_dots : float_dots)(w, tile, x, first, count, acc);
+      Lanes acc[kMaxRows] = {};
+      dots(w, tile, x, first, count, acc);
       for (int i = 0; i < count; ++i) {
+        float lanes[kTileRows];
+        memcpy(lanes, &acc[i], sizeof lanes);
         float* row = out + (first + i) * out_stride + t * kTileRows;
         for (int lane = 0; lane < kTileRows && t * kTileRows + lane < w.rows; ++lane) {
-          row[lane] = accumulate ? row[lane] + acc[i][lane] : acc[i][lane];
+          row[lane] = accumulate ? row[lane] + lanes[lane] : lanes[lane];
         }
       }
     }
@@ -140,13 +185,12 @@ void dequantize_row(const PackedMatrix& w, int64_t row, float* out) {
     return;
   }
   const GroupFormat format = group_format(w.type);
-  const float bias = w.type == WeightType::Q4_0 ? -8.0f : 0.0f;
   for (int64_t g = 0; g < w.cols / kGroupSize; ++g, tile += format.tile_bytes()) {
     const uint8_t* quants = tile + format.scale_bytes * kTileRows;
     const float scale = half_at(tile, 0, lane);
     const float minimum = w.type == WeightType::Q4_1 ? half_at(tile, 1, lane) : 0.0f;
     for (int k = 0; k < kGroupSize; ++k) {
-      *out++ = scale * (static_cast<float>(quant_at(w.type, quants, k, lane)) + bias) + minimum;
+      *out++ = scale * static_cast<float>(quant_at(w.type, quants, k, lane)) + minimum;
     }
   }
 }

@@ -52,10 +52,10 @@ inline float float_of(uint32_t bits) {
 inline float half_to_float(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
   const uint32_t magnitude = half & 0x7fff;
-  if (magnitude >= 0x7c00) return float_of(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
   // The bits moved into a float have an exponent that is 112 too small; a multiplication repairs it, and
-  // makes subnormals normal on the way.
-  return float_of(sign | bits_of(float_of(magnitude << 13) * 0x1p112f));
+  // makes subnormals normal on the way. Infinity and NaN keep the greatest exponent.
+  const uint32_t finite = bits_of(float_of(magnitude << 13) * 0x1p112f);
+  return float_of(sign | (magnitude < 0x7c00 ? finite : 0x7f800000 | magnitude << 13));
 }
 
 inline float bfloat_to_float(uint16_t bits) { return float_of(static_cast<uint32_t>(bits) << 16); }
