@@ -387,8 +387,9 @@ class Scheduler:
                 continue
             entry.was_admitted = True
             seq = entry.seq
-            self._counters.num_prefix_queries += seq.num_prompt_tokens
-            self._counters.num_prefix_hits += seq.num_computed
+            if self._cache.enable_prefix_caching:
+                self._counters.num_prefix_queries += seq.num_prompt_tokens
+                self._counters.num_prefix_hits += seq.num_computed
             for member in self._requests.get(seq.request.request_id, ()):
                 member.seq.num_cached = seq.num_computed
 
