@@ -10,7 +10,7 @@ namespace octavo {
 namespace {
 
 constexpr int64_t kTileChunk = 4;      // tiles are taken in multiples: a cache line of output, and then some
-constexpr int64_t kRowBlock = 64;      // rows of activations that stay in cache while weights pass
+constexpr int64_t kRowBlock = 128;     // rows of activations that stay in cache while weights pass
 constexpr int64_t kChunksAThread = 4;  // so that a thread that was held up leaves work to the others
 
 void require_positive(const char* name, int64_t value) {
