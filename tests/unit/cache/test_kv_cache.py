@@ -368,3 +368,33 @@ def test_steps_are_opened_and_closed_once() -> None:
         cache.release(table)
     with pytest.raises(ValueError, match="block_size"):
         KVCacheManager(4, 0)
+
+
+def test_a_twin_that_ends_in_flight_is_not_entered_at_a_wrong_place() -> None:
+    """B's block is full in this step and has a twin; what B had computed before is a tail of the level above."""
+    cache = KVCacheManager(8, 4)
+    cache.begin_step()
+    tables = [open_table(cache, TEXT[:3]), open_table(cache, TEXT[:3])]
+    cache.commit_step()
+    cache.begin_step()
+    for table in tables:
+        assert cache.reserve(table, 3, 4)
+        cache.publish(table, TEXT[:4], 4)
+    cache.publish_tail(tables[1], TEXT[:4], 3)
+    cache.release(tables[1])
+    cache.commit_step()
+    assert cache.match([*TEXT[:4], *TEXT[:3], 0]).num_tokens == 4
+    cache.check_integrity()
+
+
+def test_rollback_promises_again_what_the_step_had_taken() -> None:
+    cache = KVCacheManager(6, 4)
+    cache.begin_step()
+    table = open_table(cache, TEXT[:4], room=RoomToEnd(16))
+    cache.commit_step()
+    cache.begin_step()
+    assert cache.reserve(table, 4, 12)
+    assert cache.num_promised_blocks == 1
+    cache.rollback_step()
+    assert cache.num_promised_blocks == 3
+    cache.check_integrity()
