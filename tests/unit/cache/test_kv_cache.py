@@ -371,7 +371,7 @@ def test_steps_are_opened_and_closed_once() -> None:
 
 
 def test_a_twin_that_ends_in_flight_is_not_entered_at_a_wrong_place() -> None:
-    """B's block is full in this step and has a twin; what B had computed before is a tail of the level above."""
+    """B's block is full in this step and has a twin; what B had before is a tail of the level above."""
     cache = KVCacheManager(8, 4)
     cache.begin_step()
     tables = [open_table(cache, TEXT[:3]), open_table(cache, TEXT[:3])]
