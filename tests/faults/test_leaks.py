@@ -96,23 +96,28 @@ def fail_at(target: Any, name: str, k: int) -> None:
     setattr(target, name, wrapped)
 
 
-@pytest.mark.parametrize("stage", ["forward", "sample", "text"])
+def target_of(stage: str, harness: Harness) -> tuple[Any, str]:
+    """The object and the method whose call is to fail. Of texts, that of the first request."""
+    core = harness.engine.core
+    return {
+        "allocate": (harness.scheduler._cache, "_take_block"),
+        "forward": (core.runner, "run"),
+        "sample": (core.sampler, "sample"),
+        "text": (harness.engine._live["0"].choices[0], "advance"),
+    }[stage]
+
+
+@pytest.mark.parametrize("stage", ["allocate", "forward", "sample", "text"])
 def test_a_fault_in_any_call_harms_nobody_else(toy_path: Path, stage: str) -> None:
     """sgl-project/sglang 16067: an exception half way through a step leaked what was taken before."""
     cold = Cold(toy_path)
     num_failed = 0
     for k in range(1, 51):
         harness = Harness(toy_path, block_size=B, num_blocks=24, max_num_batched_tokens=16)
-        core = harness.engine.core
         prompts = {str(i): prompt(3 + 5 * i, seed=i) for i in range(4)}
         for request_id, tokens in prompts.items():
             harness.add(request_id, tokens)
-        if stage == "text":
-            for live in harness.engine._live.values():
-                fail_at(live.choices[0], "advance", k)
-                break
-        else:
-            fail_at(*{"forward": (core.runner, "run"), "sample": (core.sampler, "sample")}[stage], k)
+        fail_at(*target_of(stage, harness), k)
         harness.run()
         for request_id, tokens in prompts.items():
             answer = harness.answers[request_id][0]

@@ -33,6 +33,7 @@ class EngineCore:
         self.runner = runner
         self.sampler = sampler
         self._debug_checks = debug_checks
+        self._has_schedule_failed = False
         self.last_batch: ScheduledBatch | None = None
 
     def step(self) -> list[SequenceUpdate]:
@@ -43,8 +44,8 @@ class EngineCore:
         return updates
 
     def _step(self) -> list[SequenceUpdate]:
-        batch = self.last_batch = self.scheduler.schedule()
-        if batch.is_empty:
+        batch = self.last_batch = self._schedule()
+        if batch is None or batch.is_empty:
             return []
         try:
             logits = self.runner.run(batch)
@@ -53,3 +54,16 @@ class EngineCore:
             logger.exception("step %d failed; its sequences are tried again one by one", batch.step_id)
             return self.scheduler.fail(batch, STEP_ERROR)
         return self.scheduler.commit(batch, tokens)
+
+    def _schedule(self) -> ScheduledBatch | None:
+        """The next batch. A failure leaves the scheduler as it was: it is tried once more in the next step."""
+        try:
+            batch = self.scheduler.schedule()
+        except Exception:
+            if self._has_schedule_failed:
+                raise
+            self._has_schedule_failed = True
+            logger.exception("scheduling failed; it is tried again")
+            return None
+        self._has_schedule_failed = False
+        return batch

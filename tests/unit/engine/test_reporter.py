@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from support.harness import GREEDY, Harness
-
 from octavo.engine.stats import RequestStats, StepStats
 from octavo.scheduler.stats import SchedulerStats
+from support.harness import GREEDY, Harness
 
 
 class Notebook:
