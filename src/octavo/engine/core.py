@@ -56,7 +56,7 @@ class EngineCore:
         return self.scheduler.commit(batch, tokens)
 
     def _schedule(self) -> ScheduledBatch | None:
-        """The next batch. A failure leaves the scheduler as it was, and it is tried again in the next step."""
+        """The next batch. A failure leaves the scheduler as it was; it is tried once more, a step later."""
         try:
             batch = self.scheduler.schedule()
         except Exception:
