@@ -11,7 +11,8 @@ namespace octavo::avx2 {
 static inline __m256 exp8(__m256 x) {
   // The second operand is returned for NaN, so NaN passes through.
   x = _mm256_min_ps(_mm256_set1_ps(kExpMax), _mm256_max_ps(_mm256_set1_ps(kExpMin), x));
-  const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(kLog2E)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m256 scaled = _mm256_mul_ps(x, _mm256_set1_ps(kLog2E));
+  const __m256 n = _mm256_round_ps(scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(kLn2Low), _mm256_fnmadd_ps(n, _mm256_set1_ps(kLn2High), x));
   __m256 y = _mm256_set1_ps(kExpTaylor[0]);
   for (int i = 1; i < 8; ++i) y = _mm256_fmadd_ps(y, r, _mm256_set1_ps(kExpTaylor[i]));

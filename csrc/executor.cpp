@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kTileChunk = 4;      // tiles are taken in multiples: a cache line of output, and then some
 constexpr int64_t kRowBlock = 128;     // rows of activations that stay in cache while weights pass
-constexpr int64_t kChunksAThread = 4;  // so that a thread that was held up leaves work to the others
+constexpr int64_t kChunksAThread = 4;
 
 void require_positive(const char* name, int64_t value) {
   if (value >= 1) return;
@@ -47,10 +47,9 @@ Executor::Executor(const ProgramSource& source, const KVLayout& layout, int num_
       layout_(checked(layout)),
       vocab_size_(source.vocab_size),
       max_num_tokens_(max_num_tokens),
-      team_(checked_threads(num_threads)),
-      weights_(source, kernels, team_),
+      weights_(source, kernels, checked_threads(num_threads)),
       program_(compile(source, weights_, layout_)),
-      counters_(program_.phases.size() + 1),
+      team_(num_threads, static_cast<int>(program_.phases.size()) + 1),
       kv_memory_(layout_.num_bytes()) {
   require_positive("max_num_tokens", max_num_tokens);
   for (const AngleSpec& spec : program_.angles) angles_.emplace_back(spec);
@@ -95,19 +94,30 @@ const float* Executor::run(const StepInputs& inputs) {
   } release{is_running_};
   validate(inputs, layout_, vocab_size_, max_num_tokens_);
   plan(inputs);
-  const int num_phases = static_cast<int>(program_.phases.size()) + 1;
-  team_.run(num_phases, [this](int phase, int thread) { run_phase(phase, thread); });
+  team_.run(phase_work_, [this](int phase, int64_t begin, int64_t end, int thread) {
+    run_units(phase, begin, end, thread);
+  });
   return buffers_[program_.logits];
 }
 
 // What every layer of the step needs, once.
 void Executor::plan(const StepInputs& inputs) {
   inputs_ = inputs;
-  for (WorkCounter& counter : counters_) counter.next.store(0, std::memory_order_relaxed);
+  plan_attention(inputs);
+  phase_work_.assign(1, {inputs.copies.size > 0 ? layout_.num_layers : 0, 1});
+  for (const Phase& phase : program_.phases) {
+    phase_work_.push_back(std::visit([this](const auto& any) { return work_of(any); }, phase));
+  }
   int64_t num_positions = 0;
-  attention_work_.clear();
   for (int64_t seq = 0; seq < inputs.num_seqs(); ++seq) {
     num_positions = std::max<int64_t>(num_positions, inputs.context_lens[seq]);
+  }
+  for (AngleTable& angles : angles_) angles.extend(num_positions);
+}
+
+void Executor::plan_attention(const StepInputs& inputs) {
+  attention_work_.clear();
+  for (int64_t seq = 0; seq < inputs.num_seqs(); ++seq) {
     const int32_t end = inputs.query_start[seq + 1];
     for (int32_t first = inputs.query_start[seq]; first < end; first += kMaxQueries) {
       const int32_t num_tokens = std::min<int32_t>(kMaxQueries, end - first);
@@ -116,43 +126,48 @@ void Executor::plan(const StepInputs& inputs) {
       }
     }
   }
-  for (AngleTable& angles : angles_) angles.extend(num_positions);
 }
 
-// Calls body(begin, end) for ranges of [0, num_units) that no other thread takes. Dynamic: a neighbour that takes
-// the core away from one thread then holds up one chunk and not half of the phase.
-template <class Body>
-void Executor::share_out(WorkCounter& counter, int64_t num_units, int64_t chunk, Body body) {
-  if (team_.num_threads() == 1) chunk = std::max<int64_t>(num_units, 1);
-  while (true) {
-    const int64_t begin = counter.next.fetch_add(chunk, std::memory_order_relaxed);
-    if (begin >= num_units) return;
-    body(begin, std::min(begin + chunk, num_units));
-  }
+// A few chunks a thread, so that one that was held up leaves work to the others.
+int64_t Executor::chunk_of(int64_t num_units, int64_t multiple) const {
+  if (team_.num_threads() == 1) return std::max(num_units, multiple);
+  const int64_t num_chunks = team_.num_threads() * kChunksAThread;
+  return std::max(rounded_up((num_units + num_chunks - 1) / num_chunks, multiple), multiple);
 }
 
-void Executor::run_phase(int phase, int thread) {
-  WorkCounter& counter = counters_[phase];
+PhaseWork Executor::work_of(const RowPhase& phase) const {
+  const int64_t rows = num_rows(phase.rows);
+  return {rows, chunk_of(rows, 1)};
+}
+
+// The tiles of all linears stand in one line, of which threads take ranges.
+PhaseWork Executor::work_of(const LinearPhase& phase) const {
+  if (num_rows(phase.rows) == 0) return {0, 1};
+  int64_t num_tiles = 0;
+  for (const LinearStep& step : phase.steps) num_tiles += step.matrix->num_tiles;
+  return {num_tiles, chunk_of(num_tiles, kTileChunk)};
+}
+
+PhaseWork Executor::work_of(const AttentionPhase&) const { return {static_cast<int64_t>(attention_work_.size()), 1}; }
+
+void Executor::run_units(int phase, int64_t begin, int64_t end, int thread) {
   if (phase == 0) {
-    run_copies(counter);
+    copy_blocks(begin, end);
     return;
   }
-  std::visit([&](const auto& work) { run_phase(work, counter, thread); }, program_.phases[phase - 1]);
+  std::visit([&](const auto& any) { run_units(any, begin, end, thread); }, program_.phases[phase - 1]);
 }
 
-// Layer by layer, so that copies of a layer stay in their order.
-void Executor::run_copies(WorkCounter& counter) {
-  if (inputs_.copies.size == 0) return;
-  share_out(counter, layout_.num_layers, 1, [&](int64_t begin, int64_t end) {
-    const int64_t block_bytes = layout_.layer_block_bytes();
-    for (int64_t layer = begin; layer < end; ++layer) {
-      uint8_t* data = kv_memory_.data() + layer * layout_.layer_bytes();
-      for (int64_t i = 0; i < inputs_.copies.size; i += 2) {
-        const int64_t source = inputs_.copies[i], target = inputs_.copies[i + 1];
-        if (source != target) std::memcpy(data + target * block_bytes, data + source * block_bytes, block_bytes);
-      }
+// In layers [begin, end), each of which sees the copies in their order.
+void Executor::copy_blocks(int64_t begin, int64_t end) {
+  const int64_t block_bytes = layout_.layer_block_bytes();
+  for (int64_t layer = begin; layer < end; ++layer) {
+    uint8_t* data = kv_memory_.data() + layer * layout_.layer_bytes();
+    for (int64_t i = 0; i < inputs_.copies.size; i += 2) {
+      const int64_t source = inputs_.copies[i], target = inputs_.copies[i + 1];
+      if (source != target) std::memcpy(data + target * block_bytes, data + source * block_bytes, block_bytes);
     }
-  });
+  }
 }
 
 int64_t Executor::num_rows(Rows rows) const {
@@ -164,16 +179,12 @@ KVView Executor::kv_view(int32_t layer) const {
           layout_.block_size};
 }
 
-void Executor::run_phase(const RowPhase& phase, WorkCounter& counter, int) {
-  const int64_t rows = num_rows(phase.rows);
-  const int64_t chunk = std::clamp<int64_t>(rows / (team_.num_threads() * kChunksAThread), 1, 16);
-  share_out(counter, rows, chunk, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      for (const RowStep& any : phase.steps) {
-        std::visit([&](const auto& step) { run_step(step, row); }, any);
-      }
+void Executor::run_units(const RowPhase& phase, int64_t begin, int64_t end, int) {
+  for (int64_t row = begin; row < end; ++row) {
+    for (const RowStep& any : phase.steps) {
+      std::visit([&](const auto& step) { run_step(step, row); }, any);
     }
-  });
+  }
 }
 
 void Executor::run_step(const EmbedRow& step, int64_t row) {
@@ -212,22 +223,14 @@ void Executor::run_step(const TakeRow& step, int64_t row) {
   std::memcpy(this->row(step.out, row), this->row(step.x, inputs_.logits_rows[row]), program_.widths[step.x] * 4);
 }
 
-// The tiles of all steps stand in one line, of which threads take ranges.
-void Executor::run_phase(const LinearPhase& phase, WorkCounter& counter, int) {
-  const int64_t rows = num_rows(phase.rows);
-  if (rows == 0) return;
-  int64_t num_tiles = 0;
-  for (const LinearStep& step : phase.steps) num_tiles += step.matrix->num_tiles;
-  const int64_t chunk = rounded_up(num_tiles, kTileChunk * team_.num_threads() * kChunksAThread) /
-                        (team_.num_threads() * kChunksAThread);
-  share_out(counter, num_tiles, chunk, [&](int64_t begin, int64_t end) {
-    int64_t first = 0;  // of the step's tiles in the line
-    for (const LinearStep& step : phase.steps) {
-      const int64_t tiles = step.matrix->num_tiles;
-      run_tiles(step, rows, std::clamp<int64_t>(begin - first, 0, tiles), std::clamp<int64_t>(end - first, 0, tiles));
-      first += tiles;
-    }
-  });
+void Executor::run_units(const LinearPhase& phase, int64_t begin, int64_t end, int) {
+  int64_t first = 0;  // of the linear's tiles in the line
+  for (const LinearStep& step : phase.steps) {
+    const int64_t tiles = step.matrix->num_tiles;
+    run_tiles(step, num_rows(phase.rows), std::clamp<int64_t>(begin - first, 0, tiles),
+              std::clamp<int64_t>(end - first, 0, tiles));
+    first += tiles;
+  }
 }
 
 void Executor::run_tiles(const LinearStep& step, int64_t num_rows, int64_t tile_begin, int64_t tile_end) {
@@ -242,31 +245,29 @@ void Executor::run_tiles(const LinearStep& step, int64_t num_rows, int64_t tile_
     kernels_.linear(matrix, x, block_rows, tile_begin, tile_end, out, out_stride, step.accumulate);
     if (step.bias == nullptr) continue;
     const int64_t first = tile_begin * kTileRows, last = std::min(tile_end * kTileRows, matrix.rows);
-    for (int64_t i = 0; i < block_rows; ++i) kernels_.add(out + i * out_stride + first, step.bias + first, last - first);
+    for (int64_t i = 0; i < block_rows; ++i) {
+      kernels_.add(out + i * out_stride + first, step.bias + first, last - first);
+    }
   }
 }
 
-void Executor::run_phase(const AttentionPhase& phase, WorkCounter& counter, int thread) {
-  const KVView kv = kv_view(phase.layer);
+void Executor::run_units(const AttentionPhase& phase, int64_t begin, int64_t end, int thread) {
   const int64_t width = program_.widths[phase.q];
-  const int64_t head_offset = static_cast<int64_t>(phase.group_heads) * layout_.head_dim;
-  share_out(counter, static_cast<int64_t>(attention_work_.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const AttentionWork& work = attention_work_[i];
-      const int64_t offset = work.kv_head * head_offset;
-      const AttentionItem item{row(phase.q, work.first_token) + offset,
-                               row(phase.out, work.first_token) + offset,
-                               width,
-                               width,
-                               work.num_tokens,
-                               phase.group_heads,
-                               work.kv_head,
-                               inputs_.positions[work.first_token],
-                               inputs_.block_tables.data + work.seq * inputs_.table_width,
-                               phase.scale};
-      kernels_.attention(kv, item, scratch_[thread]);
-    }
-  });
+  for (int64_t i = begin; i < end; ++i) {
+    const AttentionWork& work = attention_work_[i];
+    const int64_t offset = static_cast<int64_t>(work.kv_head) * phase.group_heads * layout_.head_dim;
+    const AttentionItem item{row(phase.q, work.first_token) + offset,
+                             row(phase.out, work.first_token) + offset,
+                             width,
+                             width,
+                             work.num_tokens,
+                             phase.group_heads,
+                             work.kv_head,
+                             inputs_.positions[work.first_token],
+                             inputs_.block_tables.data + work.seq * inputs_.table_width,
+                             phase.scale};
+    kernels_.attention(kv_view(phase.layer), item, scratch_[thread]);
+  }
 }
 
 }  // namespace octavo

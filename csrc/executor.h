@@ -37,18 +37,20 @@ class Executor {
     int32_t first_token;
     int32_t num_tokens;
   };
-  // The next unit of a phase that no thread has taken.
-  struct alignas(64) WorkCounter {
-    std::atomic<int64_t> next{0};
-  };
 
   void allocate_activations();
   void plan(const StepInputs& inputs);
-  void run_phase(int phase, int thread);
-  void run_copies(WorkCounter& counter);
-  void run_phase(const RowPhase& phase, WorkCounter& counter, int thread);
-  void run_phase(const LinearPhase& phase, WorkCounter& counter, int thread);
-  void run_phase(const AttentionPhase& phase, WorkCounter& counter, int thread);
+  void plan_attention(const StepInputs& inputs);
+  PhaseWork work_of(const RowPhase& phase) const;
+  PhaseWork work_of(const LinearPhase& phase) const;
+  PhaseWork work_of(const AttentionPhase& phase) const;
+
+  // Units [begin, end) of a phase: layers, rows, tiles, pieces of attention.
+  void run_units(int phase, int64_t begin, int64_t end, int thread);
+  void copy_blocks(int64_t begin, int64_t end);
+  void run_units(const RowPhase& phase, int64_t begin, int64_t end, int thread);
+  void run_units(const LinearPhase& phase, int64_t begin, int64_t end, int thread);
+  void run_units(const AttentionPhase& phase, int64_t begin, int64_t end, int thread);
   void run_tiles(const LinearStep& step, int64_t num_rows, int64_t tile_begin, int64_t tile_end);
 
   void run_step(const EmbedRow& step, int64_t row);
@@ -60,8 +62,7 @@ class Executor {
   void run_step(const AddRow& step, int64_t row);
   void run_step(const TakeRow& step, int64_t row);
 
-  template <class Body>
-  void share_out(WorkCounter& counter, int64_t num_units, int64_t chunk, Body body);
+  int64_t chunk_of(int64_t num_units, int64_t multiple) const;
   int64_t num_rows(Rows rows) const;
   float* row(int buffer, int64_t row) const { return buffers_[buffer] + row * program_.widths[buffer]; }
   KVView kv_view(int32_t layer) const;
@@ -70,11 +71,10 @@ class Executor {
   const KVLayout layout_;
   const int64_t vocab_size_;
   const int64_t max_num_tokens_;
-  ThreadTeam team_;
   WeightStore weights_;
   Program program_;
+  ThreadTeam team_;
   std::vector<AngleTable> angles_;
-  std::vector<WorkCounter> counters_;  // of the phases; the first is the block copies
 
   HugeMemory kv_memory_;
   HugeMemory activation_memory_;  // holds what follows
@@ -86,6 +86,7 @@ class Executor {
 
   StepInputs inputs_{};  // of the run at hand
   std::vector<AttentionWork> attention_work_;
+  std::vector<PhaseWork> phase_work_;  // the first phase is the block copies
   std::atomic<bool> is_running_{false};
 };
 

@@ -4,6 +4,8 @@
 #include <memory>
 #include <stdexcept>
 
+#include "thread_team.h"
+
 namespace octavo {
 namespace {
 
@@ -24,7 +26,7 @@ PackedMatrix unpacked(const WeightSource& source) {
 
 }  // namespace
 
-WeightStore::WeightStore(const ProgramSource& program, const KernelTable& kernels, ThreadTeam& team) {
+WeightStore::WeightStore(const ProgramSource& program, const KernelTable& kernels, int num_threads) {
   for (const Op& op : program.ops) {
     if (const auto* embed = std::get_if<Embed>(&op)) add_matrix(program, embed->weight);
     if (const auto* norm = std::get_if<RmsNorm>(&op)) add_vector(program, kernels, norm->weight);
@@ -36,7 +38,7 @@ WeightStore::WeightStore(const ProgramSource& program, const KernelTable& kernel
       add_vector(program, kernels, *rope->factors);
     }
   }
-  pack(program, team);
+  pack(program, num_threads);
 }
 
 void WeightStore::add_matrix(const ProgramSource& program, const std::string& name) {
@@ -57,22 +59,24 @@ void WeightStore::add_vector(const ProgramSource& program, const KernelTable& ke
   vectors_.emplace(name, std::move(values));
 }
 
-void WeightStore::pack(const ProgramSource& program, ThreadTeam& team) {
+void WeightStore::pack(const ProgramSource& program, int num_threads) {
   size_t num_bytes = 0;
   for (const auto& [name, matrix] : matrices_) num_bytes += matrix.num_tiles * matrix.tile_bytes;
   arena_ = HugeMemory(num_bytes);
   uint8_t* next = arena_.data();
+  std::vector<const std::string*> names;
+  std::vector<PhaseWork> phases;  // a matrix each
   for (auto& [name, matrix] : matrices_) {
     matrix.data = next;
     next += matrix.num_tiles * matrix.tile_bytes;
+    names.push_back(&name);
+    phases.push_back({matrix.num_tiles, 64});
   }
-  team.run(1, [&](int, int thread) {
-    for (const auto& [name, matrix] : matrices_) {
-      const int64_t begin = matrix.num_tiles * thread / team.num_threads();
-      const int64_t end = matrix.num_tiles * (thread + 1) / team.num_threads();
-      uint8_t* data = arena_.data() + (matrix.data - arena_.data());
-      pack_tiles(matrix.type, matrix.rows, matrix.cols, find(program, name).data, begin, end, data);
-    }
+  ThreadTeam team(num_threads, static_cast<int>(phases.size()));
+  team.run(phases, [&](int phase, int64_t begin, int64_t end, int) {
+    const PackedMatrix& matrix = matrices_.at(*names[phase]);
+    uint8_t* data = arena_.data() + (matrix.data - arena_.data());
+    pack_tiles(matrix.type, matrix.rows, matrix.cols, find(program, *names[phase]).data, begin, end, data);
   });
 }
 

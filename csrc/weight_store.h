@@ -7,7 +7,6 @@
 
 #include "huge_memory.h"
 #include "op.h"
-#include "thread_team.h"
 
 namespace octavo {
 
@@ -16,7 +15,7 @@ namespace octavo {
 class WeightStore {
  public:
   // Throws std::invalid_argument for a weight that is named but not given.
-  WeightStore(const ProgramSource& program, const KernelTable& kernels, ThreadTeam& team);
+  WeightStore(const ProgramSource& program, const KernelTable& kernels, int num_threads);
 
   const PackedMatrix& matrix(const std::string& name) const { return matrices_.at(name); }
   const std::vector<float>& vector(const std::string& name) const { return vectors_.at(name); }
@@ -24,7 +23,7 @@ class WeightStore {
  private:
   void add_matrix(const ProgramSource& program, const std::string& name);
   void add_vector(const ProgramSource& program, const KernelTable& kernels, const std::string& name);
-  void pack(const ProgramSource& program, ThreadTeam& team);
+  void pack(const ProgramSource& program, int num_threads);
 
   std::map<std::string, PackedMatrix> matrices_;
   std::map<std::string, std::vector<float>> vectors_;
