@@ -32,7 +32,7 @@ def test_no_block_is_kept_by_any_way_of_ending(toy_path: Path, enable_prefix_cac
         "fork": dataclasses.replace(GREEDY, max_tokens=5, n=3),
     }
     for at_once in (1, 8):
-        for i in range(0, 200, at_once):
+        for i in range(0, 500, at_once):
             for j in range(at_once):
                 ending = list(endings)[(i + j) % len(endings)]
                 harness.add(

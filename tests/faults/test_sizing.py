@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,17 @@ def test_lengths_that_fit_are_all_below_those_that_do_not(toy_path: Path) -> Non
         with pytest.raises(ConfigError, match=f"{length} needs .* largest that works is 320") as refused:
             Harness(toy_path, num_blocks=20, max_model_len=length)
         assert refused.value.field == "max_model_len"
+
+
+def test_the_command_says_it_in_one_line(toy_path: Path) -> None:
+    command = [sys.executable, "-m", "octavo", "serve", str(toy_path), "--num-blocks", "4"]
+    refused = subprocess.run(
+        [*command, "--max-model-len", "100"], capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 1
+    (line,) = refused.stderr.strip().splitlines()
+    assert line.startswith("octavo: max_model_len 100 needs")
+    assert "largest that works is 64" in line
 
 
 def test_a_model_shorter_than_the_wish_is_named(toy_path: Path) -> None:
@@ -50,6 +63,23 @@ def test_head_dim_is_read_and_never_derived(
     assert np.allclose(
         [entry[0][1] for entry in native.logprobs], [entry[0][1] for entry in reference.logprobs], atol=1e-3
     )
+
+
+def test_a_run_writes_only_into_its_own_blocks(toy_path: Path) -> None:
+    """deepspeedai/DeepSpeed 8389: writes of the wrong width landed in memory that was not theirs."""
+    harness = Harness(toy_path, block_size=8, num_blocks=64)
+    kv = harness.engine.core.runner._executor.kv  # type: ignore[attr-defined]
+    canary = np.float16(1234.0)
+    kv[:] = canary
+    harness.add("only", list(range(30)))
+    written: set[int] = set()
+    while harness.engine.has_unfinished:
+        harness.step()
+        written.update(*(part.block_table for part in harness.engine.core.last_batch.sequences))
+    untouched = [block for block in range(64) if block not in written]
+    assert len(written) == 6
+    assert (kv[:, untouched] == canary).all()
+    assert (kv[:, sorted(written)[0]] != canary).all()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -232,8 +233,6 @@ def test_random_damage_is_a_file_or_a_gguf_error(
 
 
 def test_the_writer_and_an_independent_reader_agree(tmp_path: Path) -> None:
-    """Runs where the gguf package is installed; it is no dependency."""
-    import gguf
     path = write_gguf(tmp_path / "model.gguf", METADATA, WEIGHTS)
     reader = gguf.GGUFReader(path)
     assert [tensor.name for tensor in reader.tensors] == ["vector", "matrix"]
