@@ -138,6 +138,13 @@ void bind_executor(nb::module_& m) {
           nb::arg("program"), nb::arg("layout"), nb::kw_only(), nb::arg("num_threads"), nb::arg("max_num_tokens"),
           nb::arg("isa") = nb::none())
       .def("run", &run)
+      .def("measure_phases", [](Executor& self, bool on) { self.phase_times().turn(on); }, nb::arg("on"))
+      .def("phase_times",
+           [](Executor& self) {
+             nb::dict times;
+             for (const auto& [name, seconds] : self.phase_times().take()) times[name] = seconds;
+             return times;
+           })
       .def_prop_ro("isa", [](const Executor& self) { return self.kernels().name; })
       .def_prop_ro("kv_memory", [](nb::handle self) {
         const Executor& executor = nb::cast<Executor&>(self);

@@ -50,6 +50,7 @@ Executor::Executor(const ProgramSource& source, const KVLayout& layout, int num_
       weights_(source, kernels, checked_threads(num_threads)),
       program_(compile(source, weights_, layout_)),
       team_(num_threads, static_cast<int>(program_.phases.size()) + 1),
+      phase_times_(num_threads),
       kv_memory_(layout_.num_bytes()) {
   require_positive("max_num_tokens", max_num_tokens);
   for (const AngleSpec& spec : program_.angles) angles_.emplace_back(spec);
@@ -93,9 +94,11 @@ const float* Executor::run(const StepInputs& inputs) {
     ~Release() { flag.store(false, std::memory_order_release); }
   } release{is_running_};
   validate(inputs, layout_, vocab_size_, max_num_tokens_);
-  plan(inputs);
-  team_.run(phase_work_, [this](int phase, int64_t begin, int64_t end, int thread) {
-    run_units(phase, begin, end, thread);
+  phase_times_.measure_step([&] {
+    plan(inputs);
+    team_.run(phase_work_, [this](int phase, int64_t begin, int64_t end, int thread) {
+      phase_times_.measure(kind_of(phase), thread, [&] { run_units(phase, begin, end, thread); });
+    });
   });
   return buffers_[program_.logits];
 }
@@ -149,6 +152,14 @@ PhaseWork Executor::work_of(const LinearPhase& phase) const {
 }
 
 PhaseWork Executor::work_of(const AttentionPhase&) const { return {static_cast<int64_t>(attention_work_.size()), 1}; }
+
+PhaseKind Executor::kind_of(int phase) const {
+  if (phase == 0) return PhaseKind::Copies;
+  const Phase& any = program_.phases[phase - 1];
+  if (std::holds_alternative<RowPhase>(any)) return PhaseKind::Rows;
+  if (std::holds_alternative<AttentionPhase>(any)) return PhaseKind::Attention;
+  return std::get<LinearPhase>(any).rows == Rows::Logits ? PhaseKind::Head : PhaseKind::Linear;
+}
 
 void Executor::run_units(int phase, int64_t begin, int64_t end, int thread) {
   if (phase == 0) {

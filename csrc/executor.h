@@ -7,6 +7,7 @@
 
 #include "angle_table.h"
 #include "huge_memory.h"
+#include "phase_times.h"
 #include "program.h"
 #include "step_inputs.h"
 #include "thread_team.h"
@@ -28,6 +29,7 @@ class Executor {
   int64_t kv_bytes() const { return layout_.num_bytes(); }
   int64_t vocab_size() const { return vocab_size_; }
   const KernelTable& kernels() const { return kernels_; }
+  PhaseTimes& phase_times() { return phase_times_; }
 
  private:
   // One (sequence, kv head, range of query tokens) of the step; the same in every layer.
@@ -45,6 +47,7 @@ class Executor {
   PhaseWork work_of(const LinearPhase& phase) const;
   PhaseWork work_of(const AttentionPhase& phase) const;
 
+  PhaseKind kind_of(int phase) const;
   // Units [begin, end) of a phase: layers, rows, tiles, pieces of attention.
   void run_units(int phase, int64_t begin, int64_t end, int thread);
   void copy_blocks(int64_t begin, int64_t end);
@@ -74,6 +77,7 @@ class Executor {
   WeightStore weights_;
   Program program_;
   ThreadTeam team_;
+  PhaseTimes phase_times_;
   std::vector<AngleTable> angles_;
 
   HugeMemory kv_memory_;

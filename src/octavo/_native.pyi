@@ -31,6 +31,12 @@ class Executor:
         logits_rows: npt.NDArray[np.int32],
         copies: npt.NDArray[np.int32],
     ) -> npt.NDArray[np.float32]: ...
+    def measure_phases(self, on: bool) -> None:
+        """Whether the time of steps is taken by kind of phase; off at first."""
+
+    def phase_times(self) -> dict[str, float]:
+        """Seconds since the last call: threads' time by kind of phase, summed; "step": the caller's."""
+
     @property
     def isa(self) -> str: ...
     @property
