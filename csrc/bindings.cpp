@@ -7,6 +7,7 @@
 
 #include <stdexcept>
 
+#include "bind_bench.h"
 #include "bind_linear.h"
 #include "executor.h"
 #include "packed_layout.h"
@@ -163,4 +164,5 @@ NB_MODULE(_native, m) {
   m.attr("available_isas") = nb::cast(octavo::available_isas());
   octavo::bind_executor(m);
   bind_linear(m);
+  bind_bench(m);
 }

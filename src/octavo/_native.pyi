@@ -67,3 +67,32 @@ def dequantize_rows(
     packed: PackedMatrix, row_ids: npt.NDArray[np.int64], isa: str = ""
 ) -> npt.NDArray[np.float32]:
     """Rows of a packed matrix, as the embedding lookup reads them."""
+
+def stream_rates(num_bytes: int, num_threads: int, repeats: int, isa: str = "") -> list[float]:
+    """Bytes a second of reading num_bytes (whole MiB) from memory once, a repetition."""
+
+def loop_rates(kind: str, num_threads: int, repeats: int, isa: str = "") -> list[float] | None:
+    """Operations a second from registers, a repetition. kind: fma or int8. None where the ISA has no loop."""
+
+def phase_seconds(num_threads: int, repeats: int) -> list[float]:
+    """Seconds of a phase without work in the thread team, a repetition."""
+
+class LinearTimer:
+    """A matmul under a clock, on all threads. data: uint8, all rows in GGUF format; type: GGUF's type id."""
+
+    def __init__(
+        self,
+        data: npt.NDArray[np.uint8],
+        type: int,
+        rows: int,
+        cols: int,
+        *,
+        num_copies: int,
+        num_threads: int,
+        isa: str = "",
+    ) -> None: ...
+    def measure(self, m: int, repeats: int) -> list[float]:
+        """Seconds of a matmul with m rows of activations, a repetition."""
+    @property
+    def matrix_bytes(self) -> int:
+        """Bytes of one packed copy."""

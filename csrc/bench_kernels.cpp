@@ -1,0 +1,154 @@
+#include "bench_kernels.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+
+#include "packed_layout.h"
+#include "thread_team.h"
+
+namespace octavo {
+namespace {
+
+constexpr int64_t kReadChunk = 1 << 20;
+constexpr int64_t kLoopRounds = 20000;  // about 0.1 ms of arithmetic
+constexpr int64_t kLoopUnits = 200;     // shared among the threads
+constexpr int64_t kEmptyPhases = 1000;
+constexpr int64_t kTileChunk = 4;       // as in a step: see executor.cpp
+constexpr int64_t kChunksAThread = 4;
+constexpr double kPassSeconds = 0.01;
+constexpr int64_t kMaxCalls = 2000;     // matmuls in a pass
+
+template <class Work>
+double seconds_of(const Work& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Values of `repeats` runs of `measure`, after one that warms up.
+template <class Measure>
+std::vector<double> repeated(int repeats, const Measure& measure) {
+  measure();
+  std::vector<double> values(repeats);
+  for (double& value : values) value = measure();
+  return values;
+}
+
+// Rows of activations as a step has them: floats in [-1, 1), and quantised where the weights are.
+struct BenchRows {
+  std::vector<float> values, scales, scaled_sums, out;
+  std::vector<int8_t> quants;
+
+  BenchRows(const KernelTable& kernels, WeightType type, int64_t m, int64_t cols, int64_t num_outputs)
+      : values(m * cols), out(m * num_outputs) {
+    uint32_t state = 1;
+    for (float& value : values) {
+      state = state * 1664525 + 1013904223;  // any spread of values will do
+      value = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
+    }
+    if (!is_quantized(type)) return;
+    const int64_t num_groups = cols / kGroupSize;
+    quants.resize(m * cols);
+    scales.resize(m * num_groups);
+    scaled_sums.resize(m * num_groups);
+    for (int64_t i = 0; i < m; ++i) {
+      kernels.quantize_row(values.data() + i * cols, cols, quants.data() + i * cols, scales.data() + i * num_groups,
+                           scaled_sums.data() + i * num_groups);
+    }
+  }
+};
+
+}  // namespace
+
+const LimitLoops& limit_loops_of(const KernelTable& kernels) {
+#if defined(__x86_64__)
+  if (&kernels == avx2_table()) return avx2_limit_loops();
+#endif
+  (void)kernels;
+  return portable_limit_loops();
+}
+
+std::vector<double> stream_rates(const LimitLoops& loops, size_t num_bytes, int num_threads, int repeats) {
+  HugeMemory memory(num_bytes);
+  std::memset(memory.data(), 1, num_bytes);  // pages that were never written all read one page of zeros
+  std::atomic<uint64_t> sink{0};
+  ThreadTeam team(num_threads, 1);
+  const auto num_chunks = static_cast<int64_t>(num_bytes / kReadChunk);
+  return repeated(repeats, [&] {
+    const double seconds = seconds_of([&] {
+      team.run({{num_chunks, 1}}, [&](int, int64_t begin, int64_t end, int) {
+        sink += loops.read(memory.data() + begin * kReadChunk, (end - begin) * kReadChunk);
+      });
+    });
+    return num_chunks * kReadChunk / seconds;
+  });
+}
+
+std::vector<double> loop_rates(int64_t (*loop)(int64_t), int num_threads, int repeats) {
+  ThreadTeam team(num_threads, 1);
+  return repeated(repeats, [&] {
+    std::atomic<int64_t> done{0};
+    const double seconds = seconds_of([&] {
+      team.run({{kLoopUnits, 1}},
+               [&](int, int64_t begin, int64_t end, int) { done += loop(kLoopRounds * (end - begin)); });
+    });
+    return done / seconds;
+  });
+}
+
+std::vector<double> phase_seconds(int num_threads, int repeats) {
+  ThreadTeam team(num_threads, kEmptyPhases);
+  const std::vector<PhaseWork> phases(kEmptyPhases, PhaseWork{num_threads, 1});
+  return repeated(repeats, [&] {
+    return seconds_of([&] { team.run(phases, [](int, int64_t, int64_t, int) {}); }) / kEmptyPhases;
+  });
+}
+
+LinearTimer::LinearTimer(WeightType type, int64_t rows, int64_t cols, const uint8_t* source, int num_copies,
+                         int num_threads, const KernelTable& kernels)
+    : type_(type),
+      rows_(rows),
+      cols_(cols),
+      num_tiles_((rows + kTileRows - 1) / kTileRows),
+      tile_bytes_(packed_tile_bytes(type, cols)),
+      num_copies_(num_copies),
+      num_threads_(num_threads),
+      kernels_(kernels),
+      memory_(matrix_bytes() * num_copies) {
+  pack_tiles(type, rows, cols, source, 0, num_tiles_, memory_.data());
+  for (int64_t i = 1; i < num_copies; ++i) {
+    std::memcpy(memory_.data() + i * matrix_bytes(), memory_.data(), matrix_bytes());
+  }
+}
+
+PackedMatrix LinearTimer::copy_at(int64_t index) const {
+  return {type_, rows_, cols_, num_tiles_, tile_bytes_, memory_.data() + index * matrix_bytes()};
+}
+
+std::vector<double> LinearTimer::measure(int64_t m, int repeats) {
+  BenchRows rows(kernels_, type_, m, cols_, rows_);
+  const Activations x{rows.values.data(), cols_, rows.quants.data(), rows.scales.data(), rows.scaled_sums.data()};
+  const int64_t num_chunks = num_threads_ == 1 ? 1 : num_threads_ * kChunksAThread;
+  const int64_t chunk = (num_tiles_ / num_chunks + kTileChunk) / kTileChunk * kTileChunk;
+  ThreadTeam team(num_threads_, kMaxCalls);
+  int64_t next = 0;  // copies are used in turn, over all passes
+  const auto pass = [&](int64_t num_calls) {
+    const int64_t first = next;
+    next += num_calls;
+    return seconds_of([&] {
+      team.run(std::vector<PhaseWork>(num_calls, PhaseWork{num_tiles_, chunk}),
+               [&](int call, int64_t begin, int64_t end, int) {
+                 kernels_.linear(copy_at((first + call) % num_copies_), x, m, begin, end, rows.out.data(), rows_,
+                                 false);
+               });
+    });
+  };
+  pass(1);
+  const double once = pass(1);
+  const int64_t num_calls = std::clamp<int64_t>(static_cast<int64_t>(kPassSeconds / once), 1, kMaxCalls);
+  return repeated(repeats, [&] { return pass(num_calls) / static_cast<double>(num_calls); });
+}
+
+}  // namespace octavo
