@@ -9,6 +9,7 @@
 
 #include "bind_bench.h"
 #include "bind_linear.h"
+#include "bind_sampling.h"
 #include "executor.h"
 #include "packed_layout.h"
 #include "table.h"
@@ -165,4 +166,5 @@ NB_MODULE(_native, m) {
   octavo::bind_executor(m);
   bind_linear(m);
   bind_bench(m);
+  bind_sampling(m);
 }

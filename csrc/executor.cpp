@@ -37,6 +37,20 @@ int checked_threads(int num_threads) {
   return num_threads;
 }
 
+// Keeps a second caller out as long as it lives.
+class Turn {
+ public:
+  explicit Turn(std::atomic<bool>& is_taken) : is_taken_(is_taken) {
+    if (is_taken.exchange(true, std::memory_order_acquire)) {
+      throw std::runtime_error("this executor is running a step already");
+    }
+  }
+  ~Turn() { is_taken_.store(false, std::memory_order_release); }
+
+ private:
+  std::atomic<bool>& is_taken_;
+};
+
 int64_t rounded_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 }  // namespace
@@ -86,13 +100,7 @@ void Executor::allocate_activations() {
 }
 
 const float* Executor::run(const StepInputs& inputs) {
-  if (is_running_.exchange(true, std::memory_order_acquire)) {
-    throw std::runtime_error("this executor is running a step already");
-  }
-  struct Release {
-    std::atomic<bool>& flag;
-    ~Release() { flag.store(false, std::memory_order_release); }
-  } release{is_running_};
+  const Turn turn(is_running_);
   validate(inputs, layout_, vocab_size_, max_num_tokens_);
   phase_times_.measure_step([&] {
     plan(inputs);
@@ -101,6 +109,13 @@ const float* Executor::run(const StepInputs& inputs) {
     });
   });
   return buffers_[program_.logits];
+}
+
+void Executor::for_each(int64_t num_items, const std::function<void(int64_t, int)>& body) {
+  const Turn turn(is_running_);
+  team_.run({{num_items, 1}}, [&](int, int64_t begin, int64_t end, int thread) {
+    for (int64_t item = begin; item < end; ++item) body(item, thread);
+  });
 }
 
 // What every layer of the step needs, once.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -25,9 +26,13 @@ class Executor {
   // written, and std::runtime_error while another run is under way.
   const float* run(const StepInputs& inputs);
 
+  // Calls body(item, thread) for items [0, num_items), shared out among the team. Throws as run does.
+  void for_each(int64_t num_items, const std::function<void(int64_t item, int thread)>& body);
+
   uint8_t* kv_data() const { return kv_memory_.data(); }
   int64_t kv_bytes() const { return layout_.num_bytes(); }
   int64_t vocab_size() const { return vocab_size_; }
+  int num_threads() const { return team_.num_threads(); }
   const KernelTable& kernels() const { return kernels_; }
   PhaseTimes& phase_times() { return phase_times_; }
 

@@ -1,5 +1,6 @@
 """Compiled kernels and the executor. Internal: octavo.kernels.native is the face."""
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,22 @@ class Executor:
     def isa(self) -> str: ...
     @property
     def kv_memory(self) -> npt.NDArray[np.uint8]: ...
+
+class TokenSampler:
+    """Chooses tokens on the threads of an executor. See octavo.kernels.native.NativeExecutor.choose_tokens.
+
+    samples have the attributes of octavo.batch.SampleRow. Every id of the vocabulary has a column of logits.
+    """
+
+    def __init__(self, executor: Executor, vocab_size: int) -> None: ...
+    def choose(
+        self,
+        logits: npt.NDArray[np.float32],
+        samples: Sequence[Any],
+        uniforms: Sequence[float],
+        masked: Sequence[Collection[int]],
+    ) -> list[tuple[int, float, list[tuple[int, float, int]] | None]]:
+        """A token, the best score, and (token, log-probability, rank) entries, for each sample."""
 
 class PackedMatrix:
     """A weight matrix, repacked. data: uint8, all rows in GGUF format; type: GGUF's type id."""

@@ -49,6 +49,18 @@ class SampleRow:
     output_token_ids: Sequence[int]
     """Read-only, valid until commit. Its length is the output position of the new token."""
 
+    @property
+    def masks_stops(self) -> bool:
+        """Whether it is too early for a token that ends the answer."""
+        return len(self.output_token_ids) < self.params.min_tokens
+
+    @property
+    def takes_best(self) -> bool:
+        """Whether the token is the likeliest of its row, and nothing else of the row matters."""
+        params = self.params
+        is_changed = params.logit_bias or params.has_penalties or self.masks_stops
+        return params.is_greedy and params.logprobs is None and not is_changed
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
@@ -67,6 +79,20 @@ class ScheduledBatch:
     @property
     def is_empty(self) -> bool:
         return not self.sequences
+
+    @property
+    def takes_best(self) -> bool:
+        """Whether all samples do: then the logits need not be kept."""
+        return all(sample.takes_best for sample in self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class BestTokens:
+    """The likeliest token of each row of logits, which were not kept."""
+
+    token_ids: Sequence[int]
+    logits: Sequence[float]
+    """Of those tokens. Not finite where the row's logits are no numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,12 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def has_penalties(self) -> bool:
+        return (
+            self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        )
+
     def _validate(self) -> None:
         _require_int("n", self.n, 1, MAX_CHOICES)
         _require_float("temperature", self.temperature, 0.0, 100.0)

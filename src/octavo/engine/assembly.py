@@ -19,6 +19,7 @@ from octavo.kernels.reference import ReferenceExecutor
 from octavo.models.loader import LoadedModel, load_model
 from octavo.runner.kv_storage import available_memory_bytes, plan_layout, plan_max_model_len
 from octavo.runner.runner import Runner
+from octavo.sampling.choose import Chooser, choose_tokens
 from octavo.sampling.sampler import Sampler
 from octavo.scheduler.scheduler import Scheduler
 from octavo.text.chat_template import ChatTemplate, chat_template_of
@@ -60,10 +61,11 @@ def assemble(config: EngineConfig) -> Assembly:
         namespace=(model.fingerprint, layout.dtype),
     )
     vocab_size = model.program.vocab_size
+    executor = _executor(config, model.program, layout)
     core = EngineCore(
         scheduler,
-        Runner(_executor(config, model.program, layout), layout.block_size),
-        Sampler(vocab_size, tokenizer.eos_token_ids),
+        Runner(executor, layout.block_size),
+        Sampler(vocab_size, tokenizer.eos_token_ids, _chooser(executor)),
         debug_checks=config.runtime.debug_checks,
     )
     return Assembly(
@@ -75,6 +77,10 @@ def assemble(config: EngineConfig) -> Assembly:
         plan=MemoryPlan.of(model.program, layout, max_model_len),
         layout=layout,
     )
+
+
+def _chooser(executor: Executor) -> Chooser:
+    return executor.choose_tokens if isinstance(executor, NativeExecutor) else choose_tokens
 
 
 def _executor(config: EngineConfig, program: Program, layout: KVLayout) -> Executor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-from octavo.batch import SampledTokens, ScheduledBatch, SequenceUpdate
+from octavo.batch import BestTokens, SampledTokens, ScheduledBatch, SequenceUpdate
 from octavo.kernels.executor import FloatArray
 from octavo.scheduler.scheduler import Scheduler
 
@@ -16,11 +16,11 @@ STEP_ERROR = "the engine failed while it computed this request"
 
 
 class RunnerLike(Protocol):
-    def run(self, batch: ScheduledBatch) -> FloatArray: ...
+    def run(self, batch: ScheduledBatch) -> FloatArray | BestTokens: ...
 
 
 class SamplerLike(Protocol):
-    def sample(self, logits: FloatArray, batch: ScheduledBatch) -> SampledTokens: ...
+    def sample(self, logits: FloatArray | BestTokens, batch: ScheduledBatch) -> SampledTokens: ...
 
 
 class EngineCore:

@@ -47,3 +47,11 @@ class Executor(Protocol):
         of range.
         """
         ...
+
+    def run_best(self, inputs: StepInputs) -> tuple[Int32Array, FloatArray]:
+        """As `run`, for those who want the likeliest token of each row and nothing else.
+
+        Returns ids [R] and their logits [R], which stay valid: numpy's argmax of each row that run would have
+        returned, so the first NaN if there is one, and the lowest id among equals.
+        """
+        ...

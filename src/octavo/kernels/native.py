@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from octavo import _native
-from octavo.kernels.executor import FloatArray, StepInputs
+from octavo.kernels.executor import FloatArray, Int32Array, StepInputs
 from octavo.kernels.kv_layout import KVLayout
 from octavo.kernels.ops import Op, Program
 
@@ -46,6 +47,7 @@ class NativeExecutor:
             max_num_tokens=max_num_tokens,
             isa=isa,
         )
+        self._sampler = _native.TokenSampler(self._executor, program.vocab_size)
         self._kv = self._executor.kv_memory.view(layout.numpy_dtype).reshape(layout.shape)
 
     @property
@@ -77,6 +79,24 @@ class NativeExecutor:
             inputs.logits_rows,
             inputs.copies,
         )
+
+    def run_best(self, inputs: StepInputs) -> tuple[Int32Array, FloatArray]:
+        logits = self.run(inputs)
+        best = logits.argmax(axis=1)
+        return best.astype(np.int32), logits[np.arange(len(best)), best]
+
+    def choose_tokens(
+        self,
+        logits: FloatArray,
+        samples: Sequence[Any],
+        uniforms: Sequence[float],
+        masked: Sequence[Collection[int]],
+    ) -> list[tuple[int, float, list[tuple[int, float, int]] | None]]:
+        """A Chooser of octavo.sampling, in C++: the GIL released, the samples shared out among the team.
+
+        Raises ValueError for a row or token id out of range, RuntimeError while another thread is in `run`.
+        """
+        return self._sampler.choose(logits, samples, uniforms, masked)
 
 
 def _plain_program(program: Program) -> dict[str, Any]:

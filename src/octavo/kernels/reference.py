@@ -61,6 +61,11 @@ class ReferenceExecutor:
             self._apply(op, buffers, inputs)
         return buffers["logits"].astype(np.float32)
 
+    def run_best(self, inputs: StepInputs) -> tuple[Int32Array, FloatArray]:
+        logits = self.run(inputs)
+        best = logits.argmax(axis=1)
+        return best.astype(np.int32), logits[np.arange(len(best)), best]
+
     def _apply(self, op: Op, buffers: Buffers, inputs: StepInputs) -> None:
         weights = self._weights
         match op:

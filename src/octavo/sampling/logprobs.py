@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.batch import TokenLogprob
 from octavo.sampling.filters import best
 
+LogprobEntry = tuple[int, float, int]
+"""Token id, log-probability, rank."""
 
-def token_logprobs(logits: NDArray[np.float32], token_id: int, num_top: int) -> tuple[TokenLogprob, ...]:
+
+def logprob_entries(logits: NDArray[np.float32], token_id: int, num_top: int) -> list[LogprobEntry]:
     """The log-probability of `token_id`, then those of the `num_top` most likely tokens, under `logits` [V].
 
     A rank is 1 + the number of tokens that are more likely, so equals share one. Among equals the lower id
@@ -22,7 +24,7 @@ def token_logprobs(logits: NDArray[np.float32], token_id: int, num_top: int) -> 
     top = top[np.argsort(-scores[top], kind="stable")]
     ranks = 1 + np.searchsorted(-scores[top], -scores[top])
     rank = 1 + int(np.count_nonzero(scores > scores[token_id]))
-    return (
-        TokenLogprob(token_id, float(scores[token_id] - norm), rank),
-        *map(TokenLogprob, top.tolist(), (scores[top] - norm).tolist(), ranks.tolist()),
-    )
+    return [
+        (token_id, float(scores[token_id] - norm), rank),
+        *zip(top.tolist(), (scores[top] - norm).tolist(), ranks.tolist(), strict=True),
+    ]

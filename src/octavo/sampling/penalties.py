@@ -10,12 +10,6 @@ from octavo.params import SamplingParams
 from octavo.sampling.filters import Scores
 
 
-def has_penalties(params: SamplingParams) -> bool:
-    return (
-        params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-    )
-
-
 def mask_tokens(scores: Scores, token_ids: Iterable[int]) -> None:
     """Make these tokens impossible. Changes `scores` [V]."""
     scores[list(token_ids)] = -np.inf

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.sampling.logprobs import token_logprobs
+from octavo.batch import TokenLogprob
+from octavo.sampling.logprobs import logprob_entries
 
 
 @given(
@@ -19,7 +20,8 @@ from octavo.sampling.logprobs import token_logprobs
 )
 def test_logprobs_are_those_of_a_full_softmax(logits: list[float], num_top: int, data: st.DataObject) -> None:
     token_id = data.draw(st.integers(0, len(logits) - 1))
-    first, *top = token_logprobs(np.array(logits, np.float32), token_id, num_top)
+    entries = logprob_entries(np.array(logits, np.float32), token_id, num_top)
+    first, *top = [TokenLogprob(*entry) for entry in entries]
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
     norm = max(logits) + math.log(sum(math.exp(x - max(logits)) for x in logits))
     assert first.token_id == token_id
@@ -30,5 +32,5 @@ def test_logprobs_are_those_of_a_full_softmax(logits: list[float], num_top: int,
 
 
 def test_values_are_plain_numbers_that_json_can_write() -> None:
-    for entry in token_logprobs(np.zeros(4, np.float32), 2, 2):
-        assert (type(entry.token_id), type(entry.logprob), type(entry.rank)) == (int, float, int)
+    for entry in logprob_entries(np.zeros(4, np.float32), 2, 2):
+        assert tuple(map(type, entry)) == (int, float, int)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.params import SamplingParams
-from octavo.sampling.penalties import add_bias, apply_penalties, has_penalties, mask_tokens
+from octavo.sampling.penalties import add_bias, apply_penalties, mask_tokens
 
 IDS = st.lists(st.integers(0, 9), max_size=20)
 
@@ -47,7 +47,7 @@ def test_penalties_are_what_they_are_defined_to_be(
     changed = np.array(scores)
     apply_penalties(changed, params, tuple(prompt), output)
     np.testing.assert_allclose(changed, naive(scores, params, prompt, output), rtol=1e-12, atol=1e-12)
-    assert has_penalties(params) == ((repetition, presence, frequency) != (1.0, 0.0, 0.0))
+    assert params.has_penalties == ((repetition, presence, frequency) != (1.0, 0.0, 0.0))
 
 
 def test_a_masked_token_stays_masked() -> None:

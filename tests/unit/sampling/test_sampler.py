@@ -11,8 +11,9 @@ import pytest
 
 from octavo.batch import SampledTokens
 from octavo.params import ParameterError, SamplingParams
+from octavo.sampling.choose import draw
 from octavo.sampling.filters import kept_tokens
-from octavo.sampling.sampler import SamplingError, _draw
+from octavo.sampling.sampler import SamplingError
 from octavo.sampling.validate import validate
 
 EOS_ID = 1
@@ -242,4 +243,4 @@ def test_ids_outside_the_vocabulary_are_refused_at_the_door(field: str) -> None:
 
 def test_a_token_without_weight_is_never_drawn() -> None:
     weights = np.array([0.0, 1.0, 0.0, 1.0, 0.0])
-    assert [_draw(weights, u) for u in (0.0, 0.499, 0.5, 1.0 - 2.0**-53)] == [1, 1, 3, 3]
+    assert [draw(weights, u) for u in (0.0, 0.499, 0.5, 1.0 - 2.0**-53)] == [1, 1, 3, 3]
