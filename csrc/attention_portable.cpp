@@ -6,11 +6,10 @@
 
 namespace octavo {
 
-int64_t attention_scratch_floats(int32_t head_dim, int32_t group_heads) {
+int64_t attention_scratch_floats(int32_t head_dim) {
   const int64_t span = 2 * static_cast<int64_t>(kSpan) * head_dim;  // K and V as floats
   const int64_t scores = static_cast<int64_t>(kSpan) * kMaxRows;
-  const int64_t state = 2 * static_cast<int64_t>(kMaxQueries) * group_heads;  // maximum and sum of each row
-  return (span + scores + state + head_dim + 15) / 16 * 16;
+  return (span + scores + attention_partial_floats(head_dim) + 15) / 16 * 16;
 }
 
 }  // namespace octavo
@@ -40,13 +39,6 @@ void load_span(const KVView& kv, const AttentionItem& item, int32_t begin, int32
   }
 }
 
-struct Row {
-  const float* q;
-  float* out;  // unnormalised until the last span
-  float* max;
-  float* sum;
-};
-
 // Scores of `count` positions, whole tiles at a time, as probabilities relative to the maximum.
 void weigh(const float* q, const float* k, int32_t head_dim, int32_t count, float scale, float* probabilities,
            float* max, float* sum) {
@@ -69,56 +61,42 @@ void weigh(const float* q, const float* k, int32_t head_dim, int32_t count, floa
   }
 }
 
-void attend(const Row& row, const float* k, const float* v, int32_t head_dim, int32_t count, bool is_first,
-            float scale, float* probabilities, float* values) {
-  float max, sum;
-  weigh(row.q, k, head_dim, count, scale, probabilities, &max, &sum);
-  for (int32_t d = 0; d < head_dim; ++d) values[d] = 0.0f;
+// The partial result of a row over the first `count` positions of a span.
+void attend(const float* q, const float* k, const float* v, int32_t head_dim, int32_t count, float scale,
+            float* probabilities, float* partial) {
+  weigh(q, k, head_dim, count, scale, probabilities, partial + head_dim, partial + head_dim + 1);
+  for (int32_t d = 0; d < head_dim; ++d) partial[d] = 0.0f;
   for (int32_t i = 0; i < count; ++i) {
-    for (int32_t d = 0; d < head_dim; ++d) values[d] += probabilities[i] * v[static_cast<int64_t>(i) * head_dim + d];
+    for (int32_t d = 0; d < head_dim; ++d) partial[d] += probabilities[i] * v[static_cast<int64_t>(i) * head_dim + d];
   }
-  if (is_first) {
-    *row.max = max;
-    *row.sum = sum;
-    for (int32_t d = 0; d < head_dim; ++d) row.out[d] = values[d];
-    return;
-  }
-  const float new_max = max > *row.max ? max : *row.max;
-  const float keep = exp_float(*row.max - new_max), take = exp_float(max - new_max);
-  *row.max = new_max;
-  *row.sum = *row.sum * keep + sum * take;
-  for (int32_t d = 0; d < head_dim; ++d) row.out[d] = row.out[d] * keep + values[d] * take;
 }
 
 }  // namespace
+
+void merge_partial(float* total, const float* part, int32_t head_dim) {
+  const float max = total[head_dim], part_max = part[head_dim];
+  const float new_max = part_max > max ? part_max : max;
+  const float keep = exp_float(max - new_max), take = exp_float(part_max - new_max);
+  for (int32_t d = 0; d < head_dim; ++d) total[d] = total[d] * keep + part[d] * take;
+  total[head_dim] = new_max;
+  total[head_dim + 1] = total[head_dim + 1] * keep + part[head_dim + 1] * take;
+}
 
 void attention(const KVView& kv, const AttentionItem& item, float* scratch) {
   float* k = scratch;
   float* v = k + static_cast<int64_t>(kSpan) * kv.head_dim;
   float* probabilities = v + static_cast<int64_t>(kSpan) * kv.head_dim;
-  float* values = probabilities + kSpan;
-  float* state = values + kv.head_dim;
-  const int32_t context = item.first_position + item.num_queries;
-  for (int32_t begin = 0; begin < context; begin += kSpan) {
-    const int32_t in_span = context - begin < kSpan ? context - begin : kSpan;
+  float* of_span = probabilities + kSpan;
+  for (int32_t begin = item.begin; begin < item.end; begin += kSpan) {
+    const int32_t in_span = item.end - begin < kSpan ? item.end - begin : kSpan;
     (kv.is_half ? load_span<uint16_t> : load_span<float>)(kv, item, begin, in_span, k, v);
-    for (int32_t t = 0; t < item.num_queries; ++t) {
-      const int32_t visible = item.first_position + t + 1 - begin;  // [begin, begin + visible)
+    for (int32_t i = 0; i < item.num_rows; ++i) {
+      const AttentionRow& row = item.rows[i];
+      const int32_t visible = row.visible - begin;  // [begin, begin + visible)
       if (visible <= 0) continue;
-      for (int32_t g = 0; g < item.group_heads; ++g) {
-        float* of_row = state + 2 * (t * item.group_heads + g);
-        const int64_t head = static_cast<int64_t>(g) * kv.head_dim;
-        const Row row{item.q + t * item.q_stride + head, item.out + t * item.out_stride + head, of_row, of_row + 1};
-        attend(row, k, v, kv.head_dim, visible < kSpan ? visible : kSpan, begin == 0, item.scale, probabilities,
-               values);
-      }
-    }
-  }
-  for (int32_t t = 0; t < item.num_queries; ++t) {
-    for (int32_t g = 0; g < item.group_heads; ++g) {
-      float* out = item.out + t * item.out_stride + static_cast<int64_t>(g) * kv.head_dim;
-      const float sum = state[2 * (t * item.group_heads + g) + 1];
-      for (int32_t d = 0; d < kv.head_dim; ++d) out[d] /= sum;
+      float* partial = begin == item.begin ? row.partial : of_span;
+      attend(row.q, k, v, kv.head_dim, visible < in_span ? visible : in_span, item.scale, probabilities, partial);
+      if (partial == of_span) merge_partial(row.partial, of_span, kv.head_dim);
     }
   }
 }

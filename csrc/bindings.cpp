@@ -7,6 +7,7 @@
 
 #include <stdexcept>
 
+#include "bind_attention.h"
 #include "bind_bench.h"
 #include "bind_linear.h"
 #include "bind_sampling.h"
@@ -165,6 +166,7 @@ NB_MODULE(_native, m) {
   m.attr("available_isas") = nb::cast(octavo::available_isas());
   octavo::bind_executor(m);
   bind_linear(m);
+  bind_attention(m);
   bind_bench(m);
   bind_sampling(m);
 }

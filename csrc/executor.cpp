@@ -51,6 +51,14 @@ class Turn {
   std::atomic<bool>& is_taken_;
 };
 
+int32_t most_group_heads(const Program& program) {
+  int32_t most = 1;
+  for (const Phase& phase : program.phases) {
+    if (const auto* attention = std::get_if<AttentionPhase>(&phase)) most = std::max(most, attention->group_heads);
+  }
+  return most;
+}
+
 int64_t rounded_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 }  // namespace
@@ -65,6 +73,7 @@ Executor::Executor(const ProgramSource& source, const KVLayout& layout, int num_
       program_(compile(source, weights_, layout_)),
       team_(num_threads, static_cast<int>(program_.phases.size()) + 1),
       phase_times_(num_threads),
+      attention_(layout_, most_group_heads(program_), num_threads, kernels),
       kv_memory_(layout_.num_bytes()) {
   require_positive("max_num_tokens", max_num_tokens);
   for (const AngleSpec& spec : program_.angles) angles_.emplace_back(spec);
@@ -73,15 +82,8 @@ Executor::Executor(const ProgramSource& source, const KVLayout& layout, int num_
 
 // Lays out the activations in one piece of memory: first to count its bytes, then to give out addresses.
 void Executor::allocate_activations() {
-  int32_t group_heads = 1;
-  for (const Phase& phase : program_.phases) {
-    if (const auto* attention = std::get_if<AttentionPhase>(&phase)) {
-      group_heads = std::max(group_heads, attention->group_heads);
-    }
-  }
   const int64_t num_groups = max_num_tokens_ * program_.quantized_width / kGroupSize;
   buffers_.resize(program_.widths.size());
-  scratch_.resize(team_.num_threads());
   for (const bool is_counting : {true, false}) {
     int64_t num_bytes = 0;
     const auto take = [&](int64_t size) {
@@ -94,7 +96,6 @@ void Executor::allocate_activations() {
     quants_ = reinterpret_cast<int8_t*>(take(max_num_tokens_ * program_.quantized_width));
     scales_ = take_floats(num_groups);
     scaled_sums_ = take_floats(num_groups);
-    for (float*& scratch : scratch_) scratch = take_floats(attention_scratch_floats(layout_.head_dim, group_heads));
     if (is_counting) activation_memory_ = HugeMemory(num_bytes);
   }
 }
@@ -121,7 +122,7 @@ void Executor::for_each(int64_t num_items, const std::function<void(int64_t, int
 // What every layer of the step needs, once.
 void Executor::plan(const StepInputs& inputs) {
   inputs_ = inputs;
-  plan_attention(inputs);
+  attention_.plan(inputs);
   phase_work_.assign(1, {inputs.copies.size > 0 ? layout_.num_layers : 0, 1});
   for (const Phase& phase : program_.phases) {
     phase_work_.push_back(std::visit([this](const auto& any) { return work_of(any); }, phase));
@@ -131,19 +132,6 @@ void Executor::plan(const StepInputs& inputs) {
     num_positions = std::max<int64_t>(num_positions, inputs.context_lens[seq]);
   }
   for (AngleTable& angles : angles_) angles.extend(num_positions);
-}
-
-void Executor::plan_attention(const StepInputs& inputs) {
-  attention_work_.clear();
-  for (int64_t seq = 0; seq < inputs.num_seqs(); ++seq) {
-    const int32_t end = inputs.query_start[seq + 1];
-    for (int32_t first = inputs.query_start[seq]; first < end; first += kMaxQueries) {
-      const int32_t num_tokens = std::min<int32_t>(kMaxQueries, end - first);
-      for (int32_t head = 0; head < layout_.num_kv_heads; ++head) {
-        attention_work_.push_back({seq, head, first, num_tokens});
-      }
-    }
-  }
 }
 
 // A few chunks a thread, so that one that was held up leaves work to the others.
@@ -166,7 +154,7 @@ PhaseWork Executor::work_of(const LinearPhase& phase) const {
   return {num_tiles, chunk_of(num_tiles, kTileChunk)};
 }
 
-PhaseWork Executor::work_of(const AttentionPhase&) const { return {static_cast<int64_t>(attention_work_.size()), 1}; }
+PhaseWork Executor::work_of(const AttentionPhase&) const { return attention_.work(); }
 
 PhaseKind Executor::kind_of(int phase) const {
   if (phase == 0) return PhaseKind::Copies;
@@ -278,22 +266,9 @@ void Executor::run_tiles(const LinearStep& step, int64_t num_rows, int64_t tile_
 }
 
 void Executor::run_units(const AttentionPhase& phase, int64_t begin, int64_t end, int thread) {
-  const int64_t width = program_.widths[phase.q];
-  for (int64_t i = begin; i < end; ++i) {
-    const AttentionWork& work = attention_work_[i];
-    const int64_t offset = static_cast<int64_t>(work.kv_head) * phase.group_heads * layout_.head_dim;
-    const AttentionItem item{row(phase.q, work.first_token) + offset,
-                             row(phase.out, work.first_token) + offset,
-                             width,
-                             width,
-                             work.num_tokens,
-                             phase.group_heads,
-                             work.kv_head,
-                             inputs_.positions[work.first_token],
-                             inputs_.block_tables.data + work.seq * inputs_.table_width,
-                             phase.scale};
-    kernels_.attention(kv_view(phase.layer), item, scratch_[thread]);
-  }
+  const AttentionCall call{kv_view(phase.layer),        row(phase.q, 0),   row(phase.out, 0),
+                           program_.widths[phase.q], phase.group_heads, phase.scale};
+  attention_.run(call, begin, end, thread);
 }
 
 }  // namespace octavo

@@ -8,6 +8,7 @@
 
 #include "angle_table.h"
 #include "huge_memory.h"
+#include "paged_attention.h"
 #include "phase_times.h"
 #include "program.h"
 #include "step_inputs.h"
@@ -37,17 +38,8 @@ class Executor {
   PhaseTimes& phase_times() { return phase_times_; }
 
  private:
-  // One (sequence, kv head, range of query tokens) of the step; the same in every layer.
-  struct AttentionWork {
-    int64_t seq;
-    int32_t kv_head;
-    int32_t first_token;
-    int32_t num_tokens;
-  };
-
   void allocate_activations();
   void plan(const StepInputs& inputs);
-  void plan_attention(const StepInputs& inputs);
   PhaseWork work_of(const RowPhase& phase) const;
   PhaseWork work_of(const LinearPhase& phase) const;
   PhaseWork work_of(const AttentionPhase& phase) const;
@@ -83,6 +75,7 @@ class Executor {
   Program program_;
   ThreadTeam team_;
   PhaseTimes phase_times_;
+  PagedAttention attention_;
   std::vector<AngleTable> angles_;
 
   HugeMemory kv_memory_;
@@ -91,10 +84,8 @@ class Executor {
   int8_t* quants_ = nullptr;      // [max_num_tokens][width of what was quantised]
   float* scales_ = nullptr;
   float* scaled_sums_ = nullptr;
-  std::vector<float*> scratch_;   // of attention, one a thread
 
   StepInputs inputs_{};  // of the run at hand
-  std::vector<AttentionWork> attention_work_;
   std::vector<PhaseWork> phase_work_;  // the first phase is the block copies
   std::atomic<bool> is_running_{false};
 };

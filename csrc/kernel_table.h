@@ -17,6 +17,7 @@ enum class WeightType : int32_t { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q8_0 = 8
 constexpr int kTileRows = 8;    // output rows interleaved in a packed tile; one SIMD lane is one output row
 constexpr int kGroupSize = 32;  // elements that share a scale, in weights and in quantised activations
 constexpr int kSpan = 64;       // positions that attention reduces before it merges; a multiple of 8
+constexpr int kRange = 256;     // positions whose spans are merged before ranges are; a multiple of kSpan
 
 inline bool is_quantized(WeightType type) {
   return type == WeightType::Q4_0 || type == WeightType::Q4_1 || type == WeightType::Q8_0;
@@ -53,18 +54,24 @@ struct KVView {
   int32_t block_size;
 };
 
-// One (sequence, kv head, range of query tokens): the unit of attention work.
+// One query head of one token.
+struct AttentionRow {
+  const float* q;   // [head_dim]
+  float* partial;   // written: see attention_partial_floats
+  int32_t visible;  // it attends to positions [0, visible)
+};
+
+// Rows over the positions [begin, end) of one block table and kv head: the unit of attention work. Which rows stand
+// together is for the caller to choose; rows of equal `visible` side by side are faster.
 struct AttentionItem {
-  const float* q;             // first query row of the range, first head of the group; row stride q_stride
-  float* out;                 // same place in the output; row stride out_stride
-  int64_t q_stride;
-  int64_t out_stride;
-  int32_t num_queries;        // tokens in the range
-  int32_t group_heads;        // query heads of this kv head; head g of row t is q + t * q_stride + g * head_dim
+  const AttentionRow* rows;  // all see position `begin`
+  int32_t num_rows;
   int32_t kv_head;
-  int32_t first_position;     // position of the first query token; it attends to [0, first_position]
-  const int32_t* block_table; // of the sequence
+  const int32_t* block_table;
+  int32_t begin;  // a multiple of kRange
+  int32_t end;    // at most begin + kRange
   float scale;
+  const AttentionItem* next;  // what will probably follow, for prefetching; only its place is looked at. Or nullptr
 };
 
 struct KernelTable {
@@ -89,8 +96,10 @@ struct KernelTable {
                bool interleaved);
   // One token's k and v [num_kv_heads * head_dim] into its slot.
   void (*kv_write)(const KVView& kv, int64_t slot, const float* k, const float* v);
-  // scratch: attention_scratch_floats(head_dim, group_heads) floats, 64-byte aligned, one a thread.
+  // Partial results of the item's rows. scratch: attention_scratch_floats(head_dim), 64-byte aligned, one a thread.
   void (*attention)(const KVView& kv, const AttentionItem& item, float* scratch);
+  // Adds the partial result of a later range to the one of all earlier ranges.
+  void (*merge_partial)(float* total, const float* part, int32_t head_dim);
 };
 
 // Portable packing, in packing.cpp.
@@ -99,7 +108,9 @@ int64_t packed_tile_bytes(WeightType type, int64_t cols);
 void pack_tiles(WeightType type, int64_t rows, int64_t cols, const uint8_t* source, int64_t tile_begin,
                 int64_t tile_end, uint8_t* data);
 
-int64_t attention_scratch_floats(int32_t head_dim, int32_t group_heads);
+int64_t attention_scratch_floats(int32_t head_dim);
+// Floats of a partial result: values [head_dim] (weighted by exp(score - maximum)), maximum, sum of weights, padding.
+inline int64_t attention_partial_floats(int32_t head_dim) { return head_dim + 8; }
 
 const KernelTable& portable_table();
 const KernelTable* avx2_table();  // nullptr where the CPU has no AVX2, FMA and F16C

@@ -6,8 +6,7 @@
 
 namespace octavo {
 
-constexpr int kMaxQueries = 16;  // most query tokens in an AttentionItem
-constexpr int kMaxRows = 4;        // most query heads that a kernel handles at once
+constexpr int kMaxRows = 6;        // most query heads that a kernel handles at once
 constexpr int kTilePositions = 8;  // positions in a tile of K; one SIMD lane is one position
 
 // Where K and V of one kv head lie in a block. Offsets count elements from KVView::data.
@@ -46,6 +45,7 @@ void rope(float* x, int32_t num_heads, int32_t head_dim, int32_t rotary_dim, con
           bool interleaved);
 void kv_write(const KVView& kv, int64_t slot, const float* k, const float* v);
 void attention(const KVView& kv, const AttentionItem& item, float* scratch);
+void merge_partial(float* total, const float* part, int32_t head_dim);
 
 }  // namespace octavo::portable
 
@@ -58,5 +58,6 @@ void rope(float* x, int32_t num_heads, int32_t head_dim, int32_t rotary_dim, con
           bool interleaved);
 void kv_write(const KVView& kv, int64_t slot, const float* k, const float* v);
 void attention(const KVView& kv, const AttentionItem& item, float* scratch);
+void merge_partial(float* total, const float* part, int32_t head_dim);
 
 }  // namespace octavo::avx2

@@ -12,6 +12,7 @@ const KernelTable& portable_table() {
   static const KernelTable table = {
       "portable",         portable::quantize_row, portable::linear, portable::dequantize_row, portable::rms_norm,
       portable::silu_mul, portable::add,          portable::rope,   portable::kv_write,       portable::attention,
+      portable::merge_partial,
   };
   return table;
 }
@@ -21,6 +22,7 @@ const KernelTable* avx2_table() {
   static const KernelTable table = {
       "avx2",         avx2::quantize_row, avx2::linear, avx2::dequantize_row, avx2::rms_norm,
       avx2::silu_mul, avx2::add,          avx2::rope,   avx2::kv_write,       avx2::attention,
+      avx2::merge_partial,
   };
   const bool can_run =
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");

@@ -1,0 +1,131 @@
+#include "attention_plan.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace octavo {
+namespace {
+
+constexpr int32_t kTargetRows = 48;   // query rows of a tile: they share the loads of K and V
+constexpr int32_t kSplitTokens = 4;  // tiles of so few tokens are bound by memory, and gain from sharing ranges
+constexpr int32_t kUnitsAThread = 4; // with fewer, tiles are split so that threads end together
+
+}  // namespace
+
+AttentionPlan::AttentionPlan(int32_t num_kv_heads, int32_t group_heads, int32_t block_size, int num_threads)
+    : num_kv_heads_(num_kv_heads),
+      group_heads_(group_heads),
+      block_size_(block_size),
+      tile_tokens_(std::max(kTargetRows / group_heads, 1)),
+      num_threads_(num_threads) {}
+
+void AttentionPlan::make(const StepInputs& inputs, bool share_prefixes) {
+  sharers_.clear();
+  members_.clear();
+  units_.clear();
+  num_partials_ = 0;
+  cut_tiles(inputs);
+  for (int32_t i = 0; i < static_cast<int32_t>(tiles_.size()); ++i) {
+    QueryTile& tile = tiles_[i];
+    if (!is_split(tile)) {
+      add_whole_tile(i);
+      continue;
+    }
+    tile.first_partial = num_partials_;
+    num_partials_ += static_cast<int64_t>(num_kv_heads_) * tile.num_ranges * tile.num_tokens * group_heads_;
+    if (share_prefixes) {
+      sharers_.push_back(i);
+    } else {
+      add_alone(i, 0);
+    }
+  }
+  share(0, sharers_.size(), 0);
+}
+
+void AttentionPlan::cut_tiles(const StepInputs& inputs) {
+  tiles_.clear();
+  for (int64_t seq = 0; seq < inputs.num_seqs(); ++seq) {
+    const int32_t begin = inputs.query_start[seq], end = inputs.query_start[seq + 1];
+    const int32_t start = inputs.context_lens[seq] - (end - begin);  // position of the first token
+    for (int32_t first = begin; first < end; first += tile_tokens_) {
+      const int32_t num_tokens = std::min(tile_tokens_, end - first), position = start + first - begin;
+      const int32_t num_ranges = (position + num_tokens + kRange - 1) / kRange;
+      tiles_.push_back({inputs.block_tables.data + seq * inputs.table_width, first, num_tokens, position, num_ranges, 0});
+    }
+  }
+}
+
+bool AttentionPlan::is_split(const QueryTile& tile) const {
+  if (tile.num_ranges == 1) return false;
+  const int64_t num_units = static_cast<int64_t>(tiles_.size()) * num_kv_heads_;
+  return tile.num_tokens <= kSplitTokens || num_units < int64_t{kUnitsAThread} * num_threads_;
+}
+
+// Whether all tokens of the tile see all positions of the range.
+bool AttentionPlan::is_whole(int32_t tile, int32_t range) const {
+  return tiles_[tile].visible(0) >= (range + 1) * kRange;
+}
+
+const int32_t* AttentionPlan::blocks_of(int32_t tile, int32_t range) const {
+  return tiles_[tile].block_table + range * (kRange / block_size_);
+}
+
+bool AttentionPlan::is_same_range(int32_t a, int32_t b, int32_t range) const {
+  return std::memcmp(blocks_of(a, range), blocks_of(b, range), kRange / block_size_ * sizeof(int32_t)) == 0;
+}
+
+void AttentionPlan::add_whole_tile(int32_t tile) {
+  for (int32_t head = 0; head < num_kv_heads_; ++head) {
+    units_.push_back({head, static_cast<int32_t>(members_.size()), 1, 0, false});
+  }
+  members_.push_back(tile);
+}
+
+void AttentionPlan::add_alone(int32_t tile, int32_t first_range) {
+  for (int32_t range = first_range; range < tiles_[tile].num_ranges; ++range) {
+    for (int32_t head = 0; head < num_kv_heads_; ++head) {
+      units_.push_back({head, static_cast<int32_t>(members_.size()), 1, range, true});
+    }
+  }
+  members_.push_back(tile);
+}
+
+// Units of one range for sharers [begin, end), as many together as a tile may have tokens.
+void AttentionPlan::add_group(size_t begin, size_t end, int32_t range) {
+  while (begin < end) {
+    const int32_t first_member = static_cast<int32_t>(members_.size());
+    int32_t num_tokens = 0;
+    for (; begin < end && num_tokens + tiles_[sharers_[begin]].num_tokens <= tile_tokens_; ++begin) {
+      num_tokens += tiles_[sharers_[begin]].num_tokens;
+      members_.push_back(sharers_[begin]);
+    }
+    const int32_t num_members = static_cast<int32_t>(members_.size()) - first_member;
+    for (int32_t head = 0; head < num_kv_heads_; ++head) {
+      units_.push_back({head, first_member, num_members, range, true});
+    }
+  }
+}
+
+// Sharers [begin, end) have all earlier ranges in common. Those that have this one in common too stay together.
+void AttentionPlan::share(size_t begin, size_t end, int32_t range) {
+  const auto first = sharers_.begin() + begin, last = sharers_.begin() + end;
+  const auto whole = std::partition(first, last, [&](int32_t tile) { return is_whole(tile, range); });
+  std::for_each(whole, last, [&](int32_t tile) { add_alone(tile, range); });
+  std::sort(first, whole, [&](int32_t a, int32_t b) {
+    const size_t num_bytes = kRange / block_size_ * sizeof(int32_t);
+    return std::memcmp(blocks_of(a, range), blocks_of(b, range), num_bytes) < 0;
+  });
+  for (auto run = first; run != whole;) {
+    const auto run_end = std::find_if(run, whole, [&](int32_t tile) { return !is_same_range(*run, tile, range); });
+    if (run_end - run == 1) {
+      add_alone(*run, range);
+    } else {
+      const size_t run_begin = run - sharers_.begin();
+      add_group(run_begin, run_end - sharers_.begin(), range);
+      share(run_begin, run_end - sharers_.begin(), range + 1);
+    }
+    run = run_end;
+  }
+}
+
+}  // namespace octavo

@@ -1,0 +1,162 @@
+#include "paged_attention.h"
+
+#include <algorithm>
+
+namespace octavo {
+
+PagedAttention::PagedAttention(const KVLayout& layout, int32_t group_heads, int num_threads,
+                               const KernelTable& kernels)
+    : kernels_(kernels),
+      num_kv_heads_(layout.num_kv_heads),
+      head_dim_(layout.head_dim),
+      partial_floats_(attention_partial_floats(layout.head_dim)),
+      num_threads_(num_threads),
+      plan_(layout.num_kv_heads, group_heads, layout.block_size, num_threads),
+      workspaces_(num_threads) {
+  const int64_t num_rows = static_cast<int64_t>(plan_.tile_tokens()) * group_heads;
+  const int64_t scratch_floats = attention_scratch_floats(head_dim_);
+  const int64_t floats = (scratch_floats + 2 * num_rows * partial_floats_ + 15) / 16 * 16;
+  workspace_memory_ = HugeMemory(num_threads * floats * sizeof(float));
+  for (int thread = 0; thread < num_threads; ++thread) {
+    Workspace& workspace = workspaces_[thread];
+    workspace.rows.reserve(num_rows);
+    workspace.scratch = reinterpret_cast<float*>(workspace_memory_.data()) + thread * floats;
+    workspace.total = workspace.scratch + scratch_floats;
+    workspace.part = workspace.total + num_rows * partial_floats_;
+  }
+}
+
+void PagedAttention::plan(const StepInputs& inputs, bool share_prefixes) {
+  plan_.make(inputs, share_prefixes);
+  if (plan_.num_partials() > partial_capacity_) {
+    partial_capacity_ = plan_.num_partials() * 5 / 4;  // contexts grow step by step
+    partial_memory_ = HugeMemory(partial_capacity_ * partial_floats_ * sizeof(float));
+  }
+  const size_t num_counters = plan_.tiles().size() * num_kv_heads_;
+  if (num_counters > ranges_left_.size()) ranges_left_ = std::vector<std::atomic<int32_t>>(num_counters);
+  for (size_t i = 0; i < num_counters; ++i) {
+    ranges_left_[i].store(plan_.tiles()[i / num_kv_heads_].num_ranges, std::memory_order_relaxed);
+  }
+}
+
+PhaseWork PagedAttention::work() const {
+  const int64_t num_units = static_cast<int64_t>(plan_.units().size());
+  return {num_units, std::clamp<int64_t>(num_units / (num_threads_ * 16), 1, 8)};
+}
+
+void PagedAttention::run(const AttentionCall& call, int64_t begin, int64_t end, int thread) {
+  for (int64_t i = begin; i < end; ++i) {
+    const AttentionUnit& unit = plan_.units()[i];
+    if (unit.is_split) {
+      run_range(call, unit, i + 1 < end ? &unit + 1 : nullptr, workspaces_[thread]);
+    } else {
+      run_whole(call, unit, workspaces_[thread]);
+    }
+  }
+}
+
+// Without rows.
+AttentionItem PagedAttention::item_of(const AttentionCall& call, const AttentionUnit& unit, int32_t range) const {
+  const QueryTile& tile = plan_.tile_of(unit, 0);
+  const int32_t context = tile.visible(tile.num_tokens - 1);
+  AttentionItem item{};
+  item.kv_head = unit.kv_head;
+  item.block_table = tile.block_table;
+  item.begin = range * kRange;
+  item.end = std::min(item.begin + kRange, context);
+  item.scale = call.scale;
+  return item;
+}
+
+// Rows of the tile that see the range; their partial results stand in `partials`, token by token.
+void PagedAttention::add_rows(const AttentionCall& call, const QueryTile& tile, int32_t kv_head, int32_t range,
+                              float* partials, std::vector<AttentionRow>& rows) const {
+  for (int32_t token = 0; token < tile.num_tokens; ++token) {
+    if (tile.visible(token) <= range * kRange) continue;
+    const float* q = call.q + (tile.first_token + token) * call.row_width +
+                     static_cast<int64_t>(kv_head) * call.group_heads * head_dim_;
+    for (int32_t g = 0; g < call.group_heads; ++g) {
+      float* partial = partials + (static_cast<int64_t>(token) * call.group_heads + g) * partial_floats_;
+      rows.push_back({q + static_cast<int64_t>(g) * head_dim_, partial, tile.visible(token)});
+    }
+  }
+}
+
+void PagedAttention::run_whole(const AttentionCall& call, const AttentionUnit& unit, Workspace& workspace) {
+  const QueryTile& tile = plan_.tile_of(unit, 0);
+  std::vector<AttentionRow>& rows = workspace.rows;
+  for (int32_t range = 0; range < tile.num_ranges; ++range) {
+    rows.clear();
+    add_rows(call, tile, unit.kv_head, range, range == 0 ? workspace.total : workspace.part, rows);
+    AttentionItem item = item_of(call, unit, range);
+    item.rows = rows.data();
+    item.num_rows = static_cast<int32_t>(rows.size());
+    kernels_.attention(call.kv, item, workspace.scratch);
+    if (range == 0) continue;
+    for (const AttentionRow& row : rows) {
+      kernels_.merge_partial(workspace.total + (row.partial - workspace.part), row.partial, head_dim_);
+    }
+  }
+  finish(call, tile, unit.kv_head, workspace.total);
+}
+
+void PagedAttention::run_range(const AttentionCall& call, const AttentionUnit& unit, const AttentionUnit* next,
+                               Workspace& workspace) {
+  std::vector<AttentionRow>& rows = workspace.rows;
+  rows.clear();
+  for (int32_t i = 0; i < unit.num_members; ++i) {
+    const QueryTile& tile = plan_.tile_of(unit, i);
+    add_rows(call, tile, unit.kv_head, unit.range, partials_of(call, tile, unit.kv_head, unit.range), rows);
+  }
+  AttentionItem item = item_of(call, unit, unit.range), item_ahead{};
+  item.rows = rows.data();
+  item.num_rows = static_cast<int32_t>(rows.size());
+  if (next != nullptr) {
+    item_ahead = item_of(call, *next, next->range);
+    item.next = &item_ahead;
+  }
+  kernels_.attention(call.kv, item, workspace.scratch);
+  for (int32_t i = 0; i < unit.num_members; ++i) {
+    const QueryTile& tile = plan_.tile_of(unit, i);
+    std::atomic<int32_t>& left = ranges_left_[plan_.tile_index(unit, i) * num_kv_heads_ + unit.kv_head];
+    if (left.fetch_sub(1, std::memory_order_acq_rel) > 1) continue;
+    left.store(tile.num_ranges, std::memory_order_relaxed);  // for the next call, which a barrier sets apart
+    merge_ranges(call, tile, unit.kv_head);
+  }
+}
+
+void PagedAttention::merge_ranges(const AttentionCall& call, const QueryTile& tile, int32_t kv_head) {
+  float* totals = partials_of(call, tile, kv_head, 0);
+  for (int32_t token = 0; token < tile.num_tokens; ++token) {
+    const int32_t num_ranges = (tile.visible(token) + kRange - 1) / kRange;
+    for (int32_t g = 0; g < call.group_heads; ++g) {
+      const int64_t row = (static_cast<int64_t>(token) * call.group_heads + g) * partial_floats_;
+      for (int32_t range = 1; range < num_ranges; ++range) {
+        kernels_.merge_partial(totals + row, partials_of(call, tile, kv_head, range) + row, head_dim_);
+      }
+    }
+  }
+  finish(call, tile, kv_head, totals);
+}
+
+void PagedAttention::finish(const AttentionCall& call, const QueryTile& tile, int32_t kv_head,
+                            const float* totals) const {
+  const int32_t num_heads = call.group_heads;
+  for (int32_t token = 0; token < tile.num_tokens; ++token) {
+    float* out = call.out + (tile.first_token + token) * call.row_width +
+                 static_cast<int64_t>(kv_head) * num_heads * head_dim_;
+    for (int32_t g = 0; g < num_heads; ++g, out += head_dim_, totals += partial_floats_) {
+      const float sum = totals[head_dim_ + 1];
+      for (int32_t d = 0; d < head_dim_; ++d) out[d] = totals[d] / sum;
+    }
+  }
+}
+
+float* PagedAttention::partials_of(const AttentionCall& call, const QueryTile& tile, int32_t kv_head,
+                                   int32_t range) const {
+  const int64_t num_rows = static_cast<int64_t>(tile.num_tokens) * call.group_heads;
+  const int64_t row = tile.first_partial + (static_cast<int64_t>(kv_head) * tile.num_ranges + range) * num_rows;
+  return reinterpret_cast<float*>(partial_memory_.data()) + row * partial_floats_;
+}
+
+}  // namespace octavo
