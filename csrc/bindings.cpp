@@ -102,9 +102,9 @@ IntSpan span_of(const AnyArray& array, const char* name, size_t num_dims) {
   return {static_cast<const int32_t*>(array.data()), static_cast<int64_t>(array.size())};
 }
 
-nb::object run(nb::handle self, const AnyArray& token_ids, const AnyArray& positions, const AnyArray& slot_mapping,
-               const AnyArray& block_tables, const AnyArray& query_start, const AnyArray& context_lens,
-               const AnyArray& logits_rows, const AnyArray& copies) {
+StepInputs inputs_from(const AnyArray& token_ids, const AnyArray& positions, const AnyArray& slot_mapping,
+                       const AnyArray& block_tables, const AnyArray& query_start, const AnyArray& context_lens,
+                       const AnyArray& logits_rows, const AnyArray& copies) {
   StepInputs inputs{};
   inputs.token_ids = span_of(token_ids, "token_ids", 1);
   inputs.positions = span_of(positions, "positions", 1);
@@ -116,6 +116,14 @@ nb::object run(nb::handle self, const AnyArray& token_ids, const AnyArray& posit
   inputs.logits_rows = span_of(logits_rows, "logits_rows", 1);
   inputs.copies = span_of(copies, "copies", 2);
   if (copies.shape(1) != 2) throw std::invalid_argument("copies must have 2 columns");
+  return inputs;
+}
+
+nb::object run(nb::handle self, const AnyArray& token_ids, const AnyArray& positions, const AnyArray& slot_mapping,
+               const AnyArray& block_tables, const AnyArray& query_start, const AnyArray& context_lens,
+               const AnyArray& logits_rows, const AnyArray& copies) {
+  const StepInputs inputs = inputs_from(token_ids, positions, slot_mapping, block_tables, query_start, context_lens,
+                                        logits_rows, copies);
   Executor& executor = nb::cast<Executor&>(self);
   const float* logits = nullptr;
   {
@@ -124,6 +132,33 @@ nb::object run(nb::handle self, const AnyArray& token_ids, const AnyArray& posit
   }
   const size_t shape[2] = {static_cast<size_t>(inputs.num_logits()), static_cast<size_t>(executor.vocab_size())};
   return nb::cast(nb::ndarray<nb::numpy, float>(const_cast<float*>(logits), 2, shape, self));
+}
+
+// A numpy array with memory of its own.
+template <class T>
+nb::ndarray<nb::numpy, T> new_array(size_t size) {
+  T* data = new T[size];
+  const nb::capsule owner(data, [](void* memory) noexcept { delete[] static_cast<T*>(memory); });
+  return nb::ndarray<nb::numpy, T>(data, {size}, owner);
+}
+
+nb::tuple run_best(Executor& executor, const AnyArray& token_ids, const AnyArray& positions,
+                   const AnyArray& slot_mapping, const AnyArray& block_tables, const AnyArray& query_start,
+                   const AnyArray& context_lens, const AnyArray& logits_rows, const AnyArray& copies) {
+  const StepInputs inputs = inputs_from(token_ids, positions, slot_mapping, block_tables, query_start, context_lens,
+                                        logits_rows, copies);
+  std::vector<BestLogit> best;
+  {
+    nb::gil_scoped_release unlocked;
+    best = executor.run_best(inputs);
+  }
+  auto ids = new_array<int32_t>(best.size());
+  auto logits = new_array<float>(best.size());
+  for (size_t row = 0; row < best.size(); ++row) {
+    ids.data()[row] = best[row].id;
+    logits.data()[row] = best[row].logit;
+  }
+  return nb::make_tuple(ids, logits);
 }
 
 void bind_executor(nb::module_& m) {
@@ -141,6 +176,7 @@ void bind_executor(nb::module_& m) {
           nb::arg("program"), nb::arg("layout"), nb::kw_only(), nb::arg("num_threads"), nb::arg("max_num_tokens"),
           nb::arg("isa") = nb::none())
       .def("run", &run)
+      .def("run_best", &run_best)
       .def("measure_phases", [](Executor& self, bool on) { self.phase_times().turn(on); }, nb::arg("on"))
       .def("phase_times",
            [](Executor& self) {

@@ -13,6 +13,12 @@ constexpr int64_t kTileChunk = 4;      // tiles are taken in multiples: a cache 
 constexpr int64_t kRowBlock = 128;     // rows of activations that stay in cache while weights pass
 constexpr int64_t kChunksAThread = 4;
 
+// Tiles [begin, end) as a matrix of their own.
+PackedMatrix part_of(const PackedMatrix& matrix, int64_t begin, int64_t end) {
+  const int64_t rows = std::min(end * kTileRows, matrix.rows) - begin * kTileRows;
+  return {matrix.type, rows, matrix.cols, end - begin, matrix.tile_bytes, matrix.data + begin * matrix.tile_bytes};
+}
+
 void require_positive(const char* name, int64_t value) {
   if (value >= 1) return;
   throw std::invalid_argument(std::string(name) + " must be at least 1, got " + std::to_string(value));
@@ -102,14 +108,37 @@ void Executor::allocate_activations() {
 
 const float* Executor::run(const StepInputs& inputs) {
   const Turn turn(is_running_);
+  run_phases(inputs, false);
+  return buffers_[program_.logits];
+}
+
+std::vector<BestLogit> Executor::run_best(const StepInputs& inputs) {
+  const Turn turn(is_running_);
+  const bool is_best_only = ends_with_head();
+  run_phases(inputs, is_best_only);
+  if (is_best_only) return best_.result();
+  std::vector<BestLogit> best;
+  for (int64_t i = 0; i < inputs.num_logits(); ++i) best.push_back(best_of(row(program_.logits, i), vocab_size_, 0));
+  return best;
+}
+
+// Whether logits are what the last matrix gives, as it gives them.
+bool Executor::ends_with_head() const {
+  const auto* last = std::get_if<LinearPhase>(&program_.phases.back());
+  return last != nullptr && last->steps.size() == 1 && last->steps[0].out == program_.logits &&
+         !last->steps[0].accumulate;
+}
+
+void Executor::run_phases(const StepInputs& inputs, bool is_best_only) {
   validate(inputs, layout_, vocab_size_, max_num_tokens_);
+  is_best_only_ = is_best_only;
+  if (is_best_only) best_.start(inputs.num_logits());
   phase_times_.measure_step([&] {
     plan(inputs);
     team_.run(phase_work_, [this](int phase, int64_t begin, int64_t end, int thread) {
       phase_times_.measure(kind_of(phase), thread, [&] { run_units(phase, begin, end, thread); });
     });
   });
-  return buffers_[program_.logits];
 }
 
 void Executor::for_each(int64_t num_items, const std::function<void(int64_t, int)>& body) {
@@ -237,32 +266,53 @@ void Executor::run_step(const TakeRow& step, int64_t row) {
   std::memcpy(this->row(step.out, row), this->row(step.x, inputs_.logits_rows[row]), program_.widths[step.x] * 4);
 }
 
-void Executor::run_units(const LinearPhase& phase, int64_t begin, int64_t end, int) {
+void Executor::run_units(const LinearPhase& phase, int64_t begin, int64_t end, int thread) {
   int64_t first = 0;  // of the linear's tiles in the line
   for (const LinearStep& step : phase.steps) {
     const int64_t tiles = step.matrix->num_tiles;
-    run_tiles(step, num_rows(phase.rows), std::clamp<int64_t>(begin - first, 0, tiles),
-              std::clamp<int64_t>(end - first, 0, tiles));
+    const int64_t tile_begin = std::clamp<int64_t>(begin - first, 0, tiles);
+    const int64_t tile_end = std::clamp<int64_t>(end - first, 0, tiles);
+    if (is_best_only_ && step.out == program_.logits) {
+      find_best(step, tile_begin, tile_end, thread);
+    } else {
+      run_tiles(step, num_rows(phase.rows), tile_begin, tile_end);
+    }
     first += tiles;
   }
 }
 
 void Executor::run_tiles(const LinearStep& step, int64_t num_rows, int64_t tile_begin, int64_t tile_end) {
   if (tile_begin >= tile_end) return;
-  const PackedMatrix& matrix = *step.matrix;
-  const int64_t num_groups = matrix.cols / kGroupSize, out_stride = program_.widths[step.out];
   for (int64_t begin = 0; begin < num_rows; begin += kRowBlock) {
-    const int64_t block_rows = std::min(kRowBlock, num_rows - begin);
-    const Activations x{row(step.x, begin), matrix.cols, quants_ + begin * matrix.cols, scales_ + begin * num_groups,
-                        scaled_sums_ + begin * num_groups};
-    float* out = row(step.out, begin);
-    kernels_.linear(matrix, x, block_rows, tile_begin, tile_end, out, out_stride, step.accumulate);
-    if (step.bias == nullptr) continue;
-    const int64_t first = tile_begin * kTileRows, last = std::min(tile_end * kTileRows, matrix.rows);
-    for (int64_t i = 0; i < block_rows; ++i) {
-      kernels_.add(out + i * out_stride + first, step.bias + first, last - first);
+    const int64_t count = std::min(kRowBlock, num_rows - begin);
+    multiply(step, tile_begin, tile_end, begin, count, row(step.out, begin) + tile_begin * kTileRows,
+             program_.widths[step.out]);
+  }
+}
+
+void Executor::find_best(const LinearStep& step, int64_t tile_begin, int64_t tile_end, int thread) {
+  constexpr int64_t kTiles = BestLogits::kTokens / kTileRows;
+  for (int64_t tile = tile_begin; tile < tile_end; tile += kTiles) {
+    const int64_t end = std::min(tile + kTiles, tile_end), first = tile * kTileRows;
+    const int64_t num_tokens = std::min(end * kTileRows, step.matrix->rows) - first;
+    for (int64_t begin = 0; begin < inputs_.num_logits(); begin += BestLogits::kRows) {
+      const int64_t count = std::min(BestLogits::kRows, inputs_.num_logits() - begin);
+      multiply(step, tile, end, begin, count, best_.piece(thread), BestLogits::kTokens);
+      best_.look_through(thread, begin, count, num_tokens, first);
     }
   }
+}
+
+void Executor::multiply(const LinearStep& step, int64_t tile_begin, int64_t tile_end, int64_t begin, int64_t count,
+                        float* out, int64_t out_stride) const {
+  const PackedMatrix part = part_of(*step.matrix, tile_begin, tile_end);
+  const int64_t cols = part.cols, num_groups = cols / kGroupSize;
+  const Activations x{row(step.x, begin), cols, quants_ + begin * cols, scales_ + begin * num_groups,
+                      scaled_sums_ + begin * num_groups};
+  kernels_.linear(part, x, count, 0, part.num_tiles, out, out_stride, step.accumulate);
+  if (step.bias == nullptr) return;
+  const float* bias = step.bias + tile_begin * kTileRows;
+  for (int64_t i = 0; i < count; ++i) kernels_.add(out + i * out_stride, bias, part.rows);
 }
 
 void Executor::run_units(const AttentionPhase& phase, int64_t begin, int64_t end, int thread) {

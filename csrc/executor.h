@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "angle_table.h"
+#include "best_logit.h"
 #include "huge_memory.h"
 #include "paged_attention.h"
 #include "phase_times.h"
@@ -27,6 +28,9 @@ class Executor {
   // written, and std::runtime_error while another run is under way.
   const float* run(const StepInputs& inputs);
 
+  // The same step, of whose logits only the best of each row is kept: [num_logits]. The others are not stored.
+  std::vector<BestLogit> run_best(const StepInputs& inputs);
+
   // Calls body(item, thread) for items [0, num_items), shared out among the team. Throws as run does.
   void for_each(int64_t num_items, const std::function<void(int64_t item, int thread)>& body);
 
@@ -43,6 +47,8 @@ class Executor {
   PhaseWork work_of(const RowPhase& phase) const;
   PhaseWork work_of(const LinearPhase& phase) const;
   PhaseWork work_of(const AttentionPhase& phase) const;
+  void run_phases(const StepInputs& inputs, bool is_best_only);
+  bool ends_with_head() const;
 
   PhaseKind kind_of(int phase) const;
   // Units [begin, end) of a phase: layers, rows, tiles, pieces of attention.
@@ -52,6 +58,10 @@ class Executor {
   void run_units(const LinearPhase& phase, int64_t begin, int64_t end, int thread);
   void run_units(const AttentionPhase& phase, int64_t begin, int64_t end, int thread);
   void run_tiles(const LinearStep& step, int64_t num_rows, int64_t tile_begin, int64_t tile_end);
+  void find_best(const LinearStep& step, int64_t tile_begin, int64_t tile_end, int thread);
+  // Rows [begin, begin + count) by tiles of the step's matrix; `out` is the place of the first of them.
+  void multiply(const LinearStep& step, int64_t tile_begin, int64_t tile_end, int64_t begin, int64_t count, float* out,
+                int64_t out_stride) const;
 
   void run_step(const EmbedRow& step, int64_t row);
   void run_step(const NormRow& step, int64_t row);
@@ -87,6 +97,8 @@ class Executor {
 
   StepInputs inputs_{};  // of the run at hand
   std::vector<PhaseWork> phase_work_;  // the first phase is the block copies
+  bool is_best_only_ = false;  // of the run at hand
+  BestLogits best_{team_.num_threads()};
   std::atomic<bool> is_running_{false};
 };
 

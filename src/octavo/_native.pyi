@@ -32,6 +32,19 @@ class Executor:
         logits_rows: npt.NDArray[np.int32],
         copies: npt.NDArray[np.int32],
     ) -> npt.NDArray[np.float32]: ...
+    def run_best(
+        self,
+        token_ids: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int32],
+        slot_mapping: npt.NDArray[np.int32],
+        block_tables: npt.NDArray[np.int32],
+        query_start: npt.NDArray[np.int32],
+        context_lens: npt.NDArray[np.int32],
+        logits_rows: npt.NDArray[np.int32],
+        copies: npt.NDArray[np.int32],
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """The step of run, and of its logits each row's argmax [R] and the logit there [R]."""
+
     def measure_phases(self, on: bool) -> None:
         """Whether the time of steps is taken by kind of phase; off at first."""
 
