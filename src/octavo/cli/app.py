@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -15,7 +17,7 @@ VERBS = {
     "pull": "Fetch a model into the cache.",
     "bench": "Measure speed.",
 }
-"""Verb → its line in the help. The command stands in the module octavo.cli.<verb>, imported when called."""
+"""Verb → its line in the help."""
 
 TRACEBACK_VARIABLE = "OCTAVO_TRACEBACK"
 
@@ -28,21 +30,30 @@ class UserError(click.ClickException):
 
 
 class VerbGroup(click.Group):
-    """Commands that are imported when they are called, so that `octavo --help` loads none of them."""
+    """Commands that are imported when they are called, so that `octavo --help` loads none of them.
+
+    verbs: name → line in the help. A verb's command stands under its own name in the module `package`.<verb>.
+    """
+
+    def __init__(self, *args: Any, verbs: Mapping[str, str], package: str, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._verbs = verbs
+        self._package = package
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
+        return list(self._verbs)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
+        if cmd_name not in self._verbs:
             return None
-        command = getattr(import_module(f"octavo.cli.{cmd_name}"), cmd_name)
+        name = cmd_name.replace("-", "_")
+        command = getattr(import_module(f"{self._package}.{name}"), name)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(VERBS.items()))
+            formatter.write_dl(list(self._verbs.items()))
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -75,7 +86,10 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
 
 
 @click.group(
-    cls=VerbGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+    cls=VerbGroup,
+    verbs=VERBS,
+    package=__package__,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.option(
     "--version",

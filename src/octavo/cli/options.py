@@ -9,7 +9,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -34,6 +34,8 @@ SAMPLING_FIELDS = (
 TERMINAL_DEFAULTS: dict[str, Any] = {"max_tokens": 512, "temperature": 0.7}
 """Where a person at a terminal is better served than by the API's defaults."""
 
+COUNT = click.IntRange(1)
+
 _UNIT_BYTES = {"": 1, "b": 1} | {
     f"{letter}{infix}b": base**power
     for power, letter in enumerate("kmgt", 1)
@@ -48,6 +50,29 @@ def byte_size(value: str) -> int:
     if match is None or unit_bytes is None:
         raise click.BadParameter(f"{value!r} is not a size such as 512MiB or 1GiB")
     return int(float(match[1]) * unit_bytes)
+
+
+def int_list(value: str) -> list[int]:
+    """Whole numbers above 0 from 1,2,3."""
+    try:
+        numbers = [int(part) for part in value.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise click.BadParameter(f"{value!r} is not a list such as 16,100,1000")
+    return numbers
+
+
+def name_list(names: Sequence[str]) -> Callable[[str], list[str]]:
+    """A type for some of `names`, with commas between."""
+
+    def parse(value: str) -> list[str]:
+        chosen = value.split(",")
+        if unknown := [name for name in chosen if name not in names]:
+            raise click.BadParameter(f"{unknown[0]!r} is not one of {', '.join(names)}")
+        return chosen
+
+    return parse
 
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:

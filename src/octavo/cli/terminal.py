@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,21 @@ def size_text(num_bytes: float) -> str:
             break
         num_bytes /= 1024
     return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+
+
+@contextmanager
+def progress_bar(label: str, total: int, *, show: bool = True) -> Iterator[Callable[[], None]]:
+    """Yields what moves the bar on by one. It stands on stderr, and only on a terminal."""
+    if not show or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(label, total=total)
+        yield lambda: progress.advance(task)
 
 
 def fetch(model: str) -> Path:

@@ -1,4 +1,4 @@
-"""inspect, pull, bench and serve: what they report."""
+"""inspect, pull and serve: what they report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from octavo.cli.bench import Measurement, median
 from octavo.cli.terminal import size_text
 
 Octavo = Callable[..., Result]
@@ -59,34 +58,6 @@ def test_inspect_refuses_what_is_no_model(call: Octavo, tmp_path: Path) -> None:
     result = call("inspect", str(path))
     assert result.exit_code == 1
     assert result.stderr.startswith("octavo: a.gguf: not a GGUF file")
-
-
-def test_bench_measures_fresh_prompts_after_a_warm_up(call: Octavo, llm_class: type) -> None:
-    arguments = ["--num-prompts", "2", "--input-len", "5", "--output-len", "3", "--repeat", "2"]
-    report = json.loads(call("bench", "throughput", *arguments, "--max-concurrency", "4", "--json").stdout)
-    (llm,) = llm_class.made
-    assert llm.options == {"max_num_seqs": 4}
-    assert len(llm.prompts) == 6
-    assert len({tuple(prompt) for prompt in llm.prompts}) == 6
-    assert {len(prompt) for prompt in llm.prompts} == {5}
-    assert {(p.temperature, p.max_tokens, p.ignore_eos) for p in llm.params} == {(0, 3, True)}
-    assert len(report["runs"]) == 2
-    assert report["num_steps"] == 10
-    assert report["output_tokens_per_second"] == pytest.approx(6 / report["seconds"])
-    assert report["total_tokens_per_second"] == pytest.approx(16 / report["seconds"])
-
-
-def test_bench_takes_one_name_for_one_limit(call: Octavo, llm_class: type) -> None:
-    assert call("bench", "throughput", "--max-concurrency", "4", "--max-num-seqs", "4").exit_code == 2
-
-
-def test_the_run_in_the_middle_counts() -> None:
-    runs = [
-        Measurement(seconds=s, num_steps=1, output_tokens_per_second=1, total_tokens_per_second=1)
-        for s in (9, 1, 5)
-    ]
-    assert median(runs).seconds == 5
-    assert median(runs[:2]).seconds == 9
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Measuring: workloads, a light client, the limits of the machine, and reports."""

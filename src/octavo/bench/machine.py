@@ -1,0 +1,67 @@
+"""What this machine can do at most: the denominators of every share that is reported."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+
+from octavo.kernels import info
+
+STREAM_BYTES = 256 << 20
+"""Well beyond the caches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The best of several repetitions each: a limit is what was reached once."""
+
+    isa: str
+    num_threads: int
+    stream_bytes_per_second_1: float
+    """Reading memory, huge pages, one thread."""
+    stream_bytes_per_second: float
+    """The same on all threads."""
+    fma_ops_per_second: float | None
+    """float32 multiply-adds from registers, on all threads, two operations each; None where not measured."""
+    int8_ops_per_second: float | None
+    """int8 multiply-adds into 16 bits from registers, on all threads; None where the ISA has none."""
+    phase_seconds: float
+    """What a phase without work costs the thread team."""
+
+
+def measure_limits(num_threads: int | None = None, *, isa: str = "", repeats: int = 9) -> Limits:
+    """Takes about two seconds. isa: a kernel table, by default the one in use."""
+    from octavo import _native
+
+    threads = num_threads or info()["threads"]
+    fma = _native.loop_rates("fma", threads, repeats, isa)
+    int8 = _native.loop_rates("int8", threads, repeats, isa)
+    return Limits(
+        isa=isa or info()["isa"],
+        num_threads=threads,
+        stream_bytes_per_second_1=max(_native.stream_rates(STREAM_BYTES, 1, repeats, isa)),
+        stream_bytes_per_second=max(_native.stream_rates(STREAM_BYTES, threads, repeats, isa)),
+        fma_ops_per_second=None if fma is None else max(fma),
+        int8_ops_per_second=None if int8 is None else max(int8),
+        phase_seconds=min(_native.phase_seconds(threads, repeats)),
+    )
+
+
+def describe_machine() -> dict[str, object]:
+    """What a reader of figures wants to know of the machine."""
+    return {
+        "cpu": _cpu_name(),
+        "threads": info()["threads"],
+        "isa": info()["isa"],
+        "system": platform.platform(),
+    }
+
+
+def _cpu_name() -> str:
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
