@@ -117,7 +117,7 @@ class TokenSampler {
     std::vector<Choice> choices(draws.size());
     executor_.for_each(static_cast<int64_t>(draws.size()), [&](int64_t i, int thread) {
       std::unique_ptr<TokenChooser>& chooser = choosers_[thread];
-      if (!chooser) chooser = std::make_unique<TokenChooser>(vocab_size_);
+      if (!chooser) chooser = std::make_unique<TokenChooser>(vocab_size_, executor_.kernels());
       choices[i] = chooser->choose(logits.data() + draws[i].row * vocab_size_, draws[i]);
     });
     return choices;

@@ -100,6 +100,10 @@ struct KernelTable {
   void (*attention)(const KVView& kv, const AttentionItem& item, float* scratch);
   // Adds the partial result of a later range to the one of all earlier ranges.
   void (*merge_partial)(float* total, const float* part, int32_t head_dim);
+
+  // --- sampling_*.cpp ---
+  // scores[i] = exp((scores[i] - best) / temperature), best being the largest of them.
+  void (*weigh)(double* scores, int64_t size, double best, double temperature);
 };
 
 // Portable packing, in packing.cpp.

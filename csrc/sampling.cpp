@@ -9,102 +9,76 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t kLanes = 8;    // independent sums and maxima, so that loops vectorise
-constexpr int64_t kBlock = 64;   // values that have a maximum or a sum of their own
+constexpr int64_t kLanes = 8;        // independent sums and maxima
+constexpr int64_t kBlock = 64;       // values that have a maximum or a sum of their own
 constexpr double kTopPSlack = 1e-6;  // TOP_P_SLACK of octavo/sampling/filters.py
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-uint64_t bits_of(double value) {
-  uint64_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
+using Pair = double __attribute__((vector_size(16)));  // what every 64-bit CPU works on at once
+using PairBits = int64_t __attribute__((vector_size(16)));
+
+Pair load_pair(const double* from) {
+  Pair pair;
+  std::memcpy(&pair, from, sizeof pair);
+  return pair;
 }
 
-double double_of(uint64_t bits) {
-  double value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-// exp(x) for x ≤ 0, below one unit in the last place off: 2^n · exp(r), n = round(x / ln 2), |r| ≤ ln 2 / 2, by the
-// Taylor polynomial of degree 13. Adding 1.5 · 2^52 rounds to an integer and leaves it in the low bits: no call and
-// no branch, so that loops over it vectorise. 0 where the result would not be a normal number.
-inline double exp_of_negative(double x) {
-  constexpr double kRounder = 6755399441055744.0;
-  constexpr double kTaylor[14] = {1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880,
-                                  1.0 / 40320,      1.0 / 5040,      1.0 / 720,      1.0 / 120,     1.0 / 24,
-                                  1.0 / 6,          0.5,             1.0,            1.0};
-  const double shifted = x * 1.4426950408889634 + kRounder;
-  const double n = shifted - kRounder;
-  const double r = (x - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10;  // ln 2 in two parts
-  double y = kTaylor[0];
-  for (int i = 1; i < 14; ++i) y = y * r + kTaylor[i];
-  const double power = double_of((bits_of(shifted) - bits_of(kRounder) + 1023) << 52);
-  return x < -708.0 ? 0.0 : y * power;
-}
-
-double sum_of(const double* values, int64_t size) {
-  double lanes[kLanes] = {};
+// Of the values that are at least `threshold`.
+double sum_from(const double* values, int64_t size, double threshold) {
+  Pair sums[kLanes / 2] = {};
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += values[i + lane];
+    for (int64_t k = 0; k < kLanes / 2; ++k) {
+      const Pair pair = load_pair(values + i + 2 * k);
+      sums[k] += pair >= threshold ? pair : Pair{};
+    }
   }
   double sum = 0.0;
-  for (; i < size; ++i) sum += values[i];
-  for (const double lane : lanes) sum += lane;
+  for (; i < size; ++i) sum += values[i] >= threshold ? values[i] : 0.0;
+  for (const Pair pair : sums) sum += pair[0] + pair[1];
   return sum;
 }
 
-// NaN is passed over.
-double max_of(const double* values, int64_t size) {
-  double lanes[kLanes];
-  std::fill(lanes, lanes + kLanes, -kInfinity);
+double sum_of(const double* values, int64_t size) { return sum_from(values, size, 0.0); }
+
+// The largest value, or NaN if there is one.
+double max_or_nan(const double* values, int64_t size) {
+  Pair maxima[kLanes / 2];
+  PairBits is_nan = {};
+  for (Pair& pair : maxima) pair = Pair{-kInfinity, -kInfinity};
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      lanes[lane] = values[i + lane] > lanes[lane] ? values[i + lane] : lanes[lane];
+    for (int64_t k = 0; k < kLanes / 2; ++k) {
+      const Pair pair = load_pair(values + i + 2 * k);
+      maxima[k] = pair > maxima[k] ? pair : maxima[k];
+      is_nan |= pair != pair;
     }
   }
-  double max = *std::max_element(lanes, lanes + kLanes);
-  for (; i < size; ++i) max = std::max(max, values[i]);
-  return max;
+  double max = -kInfinity;
+  for (const Pair pair : maxima) max = std::max({max, pair[0], pair[1]});
+  bool has_nan = is_nan[0] || is_nan[1];
+  for (; i < size; ++i) {
+    has_nan |= values[i] != values[i];
+    max = std::max(max, values[i]);
+  }
+  return has_nan ? std::numeric_limits<double>::quiet_NaN() : max;
 }
 
-bool has_nan(const double* values, int64_t size) {
-  int64_t count = 0;
-  for (int64_t i = 0; i < size; ++i) count += values[i] != values[i];
-  return count > 0;
-}
+// Weights, from 0 to 1, by size: buckets of 1/16 of an octave, the first with all below 2^-64.
+constexpr int64_t kBucketsAnOctave = 16;
+constexpr int64_t kNumBuckets = 64 * kBucketsAnOctave + 1;
 
-// How many of the largest of `values` reach `target` together, and the least of those. The order of values is lost.
-// Halves what is undecided at each turn (Hoare, Find, 1961, with weights).
-std::pair<int64_t, double> select_reaching(std::vector<double>& values, double target) {
-  const auto first = values.begin();
-  int64_t begin = 0, end = static_cast<int64_t>(values.size());
-  double sum = 0.0;  // of [0, begin), which are in
-  while (end - begin > 32) {
-    const int64_t middle = begin + (end - begin) / 2;
-    std::nth_element(first + begin, first + middle, first + end, std::greater<>());
-    const double upper = sum_of(values.data() + begin, middle - begin);
-    if (sum + upper >= target) {
-      end = middle;
-    } else {
-      sum += upper;
-      begin = middle;
-    }
-  }
-  std::sort(first + begin, first + end, std::greater<>());
-  for (; begin < end; ++begin) {
-    sum += values[begin];
-    if (sum >= target) return {begin + 1, values[begin]};
-  }
-  return {end, values[end - 1]};
+int64_t bucket_of(double weight) {
+  constexpr int64_t kLowest = (1023 - 64) * kBucketsAnOctave;  // of the exponent and four bits of the fraction
+  int64_t bits;
+  std::memcpy(&bits, &weight, sizeof bits);
+  return std::max<int64_t>((bits >> 48) - kLowest, 0);
 }
 
 }  // namespace
 
-TokenChooser::TokenChooser(int64_t vocab_size)
-    : vocab_size_(vocab_size), values_(vocab_size), ids_(vocab_size), counts_(vocab_size) {}
+TokenChooser::TokenChooser(int64_t vocab_size, const KernelTable& kernels)
+    : kernels_(kernels), vocab_size_(vocab_size), values_(vocab_size), ids_(vocab_size), counts_(vocab_size) {}
 
 Choice TokenChooser::choose(const float* logits, const Draw& draw) {
   load(logits);
@@ -156,11 +130,9 @@ void TokenChooser::apply(const LogitChanges& changes) {
 
 // The first NaN if there is one, else the first of the largest: numpy's argmax.
 int64_t TokenChooser::find_best() const {
-  const double* values = values_.data();
-  if (has_nan(values, vocab_size_)) {
-    return std::find_if(values, values + vocab_size_, [](double value) { return value != value; }) - values;
-  }
-  return std::find(values, values + vocab_size_, max_of(values, vocab_size_)) - values;
+  const double max = max_or_nan(values_.data(), vocab_size_);
+  const auto is_best = [max](double value) { return value == max || value != value; };
+  return std::find_if(values_.begin(), values_.begin() + vocab_size_, is_best) - values_.begin();
 }
 
 template <class Keep>
@@ -183,24 +155,26 @@ void TokenChooser::keep_largest(int64_t count) {
   if (count < num_blocks) {
     sorted_.resize(num_blocks);
     for (int64_t b = 0; b < num_blocks; ++b) {
-      sorted_[b] = max_of(values_.data() + b * kBlock, std::min(kBlock, num_kept_ - b * kBlock));
+      sorted_[b] = max_or_nan(values_.data() + b * kBlock, std::min(kBlock, num_kept_ - b * kBlock));
     }
     std::nth_element(sorted_.begin(), sorted_.begin() + (count - 1), sorted_.end(), std::greater<>());
     keep_from(sorted_[count - 1]);
   }
   sorted_.assign(values_.begin(), values_.begin() + num_kept_);
   std::nth_element(sorted_.begin(), sorted_.begin() + (count - 1), sorted_.end(), std::greater<>());
-  const double cut = sorted_[count - 1];
-  int64_t num_ties = count - std::count_if(sorted_.begin(), sorted_.begin() + count,
-                                           [cut](double value) { return value > cut; });
+  keep_down_to(sorted_[count - 1], count);
+}
+
+// Those above `cut` and so many of its equals, by rising id, that the first `count` of sorted_ are kept.
+void TokenChooser::keep_down_to(double cut, int64_t count) {
+  int64_t num_ties = std::count(sorted_.begin(), sorted_.begin() + count, cut);
   keep_where([&](double value) { return value > cut || (value == cut && num_ties-- > 0); });
 }
 
 // Scores become weights. Returns their sum.
 double TokenChooser::weigh(double best, double temperature) {
-  double* values = values_.data();
-  for (int64_t i = 0; i < num_kept_; ++i) values[i] = exp_of_negative((values[i] - best) / temperature);
-  return sum_of(values, num_kept_);
+  kernels_.weigh(values_.data(), num_kept_, best, temperature);
+  return sum_of(values_.data(), num_kept_);
 }
 
 void TokenChooser::keep_from(double threshold) {
@@ -208,20 +182,26 @@ void TokenChooser::keep_from(double threshold) {
 }
 
 // The smallest set of largest weights that reach `target` together (Holtzman et al., The Curious Case of Neural Text
-// Degeneration, 2020).
+// Degeneration, 2020). Sums by size tell in which bucket the set ends, and only that one is sorted.
 void TokenChooser::keep_nucleus(double target) {
-  for (const double threshold : {1e-2, 1e-4, 1e-6, 0.0}) {  // few weights are large, and mostly they suffice
-    sorted_.clear();
-    for (int64_t i = 0; i < num_kept_; ++i) {
-      if (values_[i] >= threshold) sorted_.push_back(values_[i]);
-    }
-    if (sum_of(sorted_.data(), static_cast<int64_t>(sorted_.size())) >= target) break;
+  for (const double threshold : {1e-2, 1e-4, 1e-6}) {  // mostly a few large weights suffice
+    if (sum_from(values_.data(), num_kept_, threshold) < target) continue;
+    keep_from(threshold);
+    break;
   }
-  const auto [count, cut_value] = select_reaching(sorted_, target);
-  const double cut = cut_value;
-  int64_t num_ties = count;
-  for (int64_t i = 0; i < num_kept_; ++i) num_ties -= values_[i] > cut;
-  keep_where([&](double value) { return value > cut || (value == cut && num_ties-- > 0); });
+  bucket_sums_.assign(kNumBuckets, 0.0);
+  for (int64_t i = 0; i < num_kept_; ++i) bucket_sums_[bucket_of(values_[i])] += values_[i];
+  int64_t last = kNumBuckets - 1;
+  double sum = 0.0;  // of the buckets above
+  while (last > 0 && sum + bucket_sums_[last] < target) sum += bucket_sums_[last--];
+  sorted_.clear();
+  for (int64_t i = 0; i < num_kept_; ++i) {
+    if (bucket_of(values_[i]) == last) sorted_.push_back(values_[i]);
+  }
+  std::sort(sorted_.begin(), sorted_.end(), std::greater<>());
+  size_t count = 0;
+  while (count < sorted_.size() && sum < target) sum += sorted_[count++];
+  keep_down_to(sorted_[count - 1], count);
 }
 
 // Where `uniform` falls when the weights are laid side by side: first the block, then the place in it.
@@ -251,7 +231,7 @@ int64_t TokenChooser::draw_index(double uniform) const {
 
 std::vector<TokenLogprob> TokenChooser::logprobs_of(const float* logits, int32_t token_id, int32_t num_top) {
   load(logits);
-  const double peak = max_of(values_.data(), vocab_size_), own = values_[token_id];
+  const double peak = max_or_nan(values_.data(), vocab_size_), own = values_[token_id];
   int64_t rank = 1;
   for (int64_t i = 0; i < vocab_size_; ++i) rank += values_[i] > own;
   std::vector<std::pair<double, int32_t>> top;

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernel_table.h"
+
 namespace octavo {
 
 // What a request asks to change in its logits, in this order.
@@ -43,7 +45,7 @@ struct Choice {
 // Memory of one thread for rows of one vocabulary size.
 class TokenChooser {
  public:
-  explicit TokenChooser(int64_t vocab_size);
+  TokenChooser(int64_t vocab_size, const KernelTable& kernels);
 
   // logits [vocab_size]. The result depends on the arguments and on nothing else.
   Choice choose(const float* logits, const Draw& draw);
@@ -56,6 +58,7 @@ class TokenChooser {
   double weigh(double best, double temperature);
   void keep_from(double threshold);
   void keep_nucleus(double target);
+  void keep_down_to(double cut, int64_t count);
   int64_t draw_index(double uniform) const;
   std::vector<TokenLogprob> logprobs_of(const float* logits, int32_t token_id, int32_t num_top);
 
@@ -63,6 +66,7 @@ class TokenChooser {
   template <class Keep>
   void keep_where(const Keep& keep);
 
+  const KernelTable& kernels_;
   const int64_t vocab_size_;
   // The candidates by rising id: their scores, later their weights, with 1 for the best token.
   std::vector<double> values_;   // [vocab_size], the first num_kept_ count
@@ -70,6 +74,7 @@ class TokenChooser {
   bool is_dense_ = true;
   int64_t num_kept_ = 0;
   std::vector<double> sorted_;   // scratch of selections
+  std::vector<double> bucket_sums_;
   std::vector<int32_t> counts_;  // [vocab_size] zeros between calls
 };
 

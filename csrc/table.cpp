@@ -5,6 +5,7 @@
 
 #include "linear_kernels.h"
 #include "ops_kernels.h"
+#include "sampling_kernels.h"
 
 namespace octavo {
 
@@ -12,7 +13,7 @@ const KernelTable& portable_table() {
   static const KernelTable table = {
       "portable",         portable::quantize_row, portable::linear, portable::dequantize_row, portable::rms_norm,
       portable::silu_mul, portable::add,          portable::rope,   portable::kv_write,       portable::attention,
-      portable::merge_partial,
+      portable::merge_partial, portable::weigh,
   };
   return table;
 }
@@ -22,7 +23,7 @@ const KernelTable* avx2_table() {
   static const KernelTable table = {
       "avx2",         avx2::quantize_row, avx2::linear, avx2::dequantize_row, avx2::rms_norm,
       avx2::silu_mul, avx2::add,          avx2::rope,   avx2::kv_write,       avx2::attention,
-      avx2::merge_partial,
+      avx2::merge_partial, avx2::weigh,
   };
   const bool can_run =
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");

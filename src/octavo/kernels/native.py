@@ -69,21 +69,11 @@ class NativeExecutor:
         Raises ValueError, naming the array and before anything is written, for ids and shapes out of range.
         Raises RuntimeError when another thread is in `run` of this executor.
         """
-        return self._executor.run(
-            inputs.token_ids,
-            inputs.positions,
-            inputs.slot_mapping,
-            inputs.block_tables,
-            inputs.query_start,
-            inputs.context_lens,
-            inputs.logits_rows,
-            inputs.copies,
-        )
+        return self._executor.run(*_arrays(inputs))
 
     def run_best(self, inputs: StepInputs) -> tuple[Int32Array, FloatArray]:
-        logits = self.run(inputs)
-        best = logits.argmax(axis=1)
-        return best.astype(np.int32), logits[np.arange(len(best)), best]
+        """The argmax [R] of each row that `run` would return, and the logit there [R]. Stores no logits."""
+        return self._executor.run_best(*_arrays(inputs))
 
     def choose_tokens(
         self,
@@ -97,6 +87,19 @@ class NativeExecutor:
         Raises ValueError for a row or token id out of range, RuntimeError while another thread is in `run`.
         """
         return self._sampler.choose(logits, samples, uniforms, masked)
+
+
+def _arrays(inputs: StepInputs) -> tuple[Int32Array, ...]:
+    return (
+        inputs.token_ids,
+        inputs.positions,
+        inputs.slot_mapping,
+        inputs.block_tables,
+        inputs.query_start,
+        inputs.context_lens,
+        inputs.logits_rows,
+        inputs.copies,
+    )
 
 
 def _plain_program(program: Program) -> dict[str, Any]:

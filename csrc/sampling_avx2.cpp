@@ -1,0 +1,12 @@
+#include "sampling_kernels.h"
+
+namespace octavo::avx2 {
+
+using Vector = double __attribute__((vector_size(32)));
+using Bits = int64_t __attribute__((vector_size(32)));
+
+void weigh(double* values, int64_t size, double best, double temperature) {
+  weigh_all<Vector, Bits>(values, size, best, temperature);
+}
+
+}  // namespace octavo::avx2
