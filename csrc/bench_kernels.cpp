@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kReadChunk = 1 << 20;
 constexpr int64_t kLoopRounds = 20000;  // about 0.1 ms of arithmetic
 constexpr int64_t kLoopUnits = 200;     // shared among the threads
-constexpr int64_t kEmptyPhases = 1000;
+constexpr int64_t kPhases = 1000;
 constexpr int64_t kTileChunk = 4;       // as in a step: see executor.cpp
 constexpr int64_t kChunksAThread = 4;
 constexpr double kPassSeconds = 0.01;
@@ -60,6 +60,10 @@ struct BenchRows {
   }
 };
 
+void work_a_microsecond() {
+  for (int i = 0; i < 1000; ++i) asm volatile("" : : : "memory");
+}
+
 }  // namespace
 
 const LimitLoops& limit_loops_of(const KernelTable& kernels) {
@@ -98,11 +102,18 @@ std::vector<double> loop_rates(int64_t (*loop)(int64_t), int num_threads, int re
   });
 }
 
+// Phases without work would be over before the other threads come: each thread gets a microsecond of it, and what
+// the phase takes beyond that is its price.
 std::vector<double> phase_seconds(int num_threads, int repeats) {
-  ThreadTeam team(num_threads, kEmptyPhases);
-  const std::vector<PhaseWork> phases(kEmptyPhases, PhaseWork{num_threads, 1});
+  ThreadTeam team(num_threads, kPhases);
+  const std::vector<PhaseWork> phases(kPhases, PhaseWork{num_threads, 1});
   return repeated(repeats, [&] {
-    return seconds_of([&] { team.run(phases, [](int, int64_t, int64_t, int) {}); }) / kEmptyPhases;
+    const double alone = seconds_of([] {
+      for (int64_t i = 0; i < kPhases; ++i) work_a_microsecond();
+    });
+    const double together =
+        seconds_of([&] { team.run(phases, [](int, int64_t, int64_t, int) { work_a_microsecond(); }); });
+    return std::max(together - alone, 0.0) / kPhases;
   });
 }
 

@@ -23,7 +23,7 @@ std::vector<double> stream_rates(const LimitLoops& loops, size_t num_bytes, int 
 // Operations a second of a loop in registers.
 std::vector<double> loop_rates(int64_t (*loop)(int64_t), int num_threads, int repeats);
 
-// Seconds a phase without work takes the thread team.
+// Seconds that a phase of the thread team takes beyond its work.
 std::vector<double> phase_seconds(int num_threads, int repeats);
 
 // A matmul to be timed: `num_copies` matrices of one content, used in turn. Copies that together are larger than

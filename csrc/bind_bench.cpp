@@ -94,7 +94,7 @@ void bind_bench(nb::module_& module) {
   module.def("loop_rates", &loop_rates, nb::arg("kind"), nb::arg("num_threads"), nb::arg("repeats"),
              nb::arg("isa") = "", "Operations a second from registers, a repetition; None where the ISA has no loop.");
   module.def("phase_seconds", &phase_seconds, nb::arg("num_threads"), nb::arg("repeats"),
-             "Seconds of a phase without work, a repetition.");
+             "Seconds that a phase of the thread team takes beyond its work, a repetition.");
   nb::class_<LinearTimer>(module, "LinearTimer", "A matmul under a clock, on all threads.")
       .def("__init__", &make_linear_timer, nb::arg("data"), nb::arg("type"), nb::arg("rows"), nb::arg("cols"),
            nb::kw_only(), nb::arg("num_copies"), nb::arg("num_threads"), nb::arg("isa") = "")
