@@ -105,7 +105,7 @@ def loop_rates(kind: str, num_threads: int, repeats: int, isa: str = "") -> list
     """Operations a second from registers, a repetition. kind: fma or int8. None where the ISA has no loop."""
 
 def phase_seconds(num_threads: int, repeats: int) -> list[float]:
-    """Seconds of a phase without work in the thread team, a repetition."""
+    """Seconds that a phase of the thread team takes beyond its work, a repetition."""
 
 class LinearTimer:
     """A matmul under a clock, on all threads. data: uint8, all rows in GGUF format; type: GGUF's type id."""
@@ -128,7 +128,7 @@ class LinearTimer:
         """Bytes of one packed copy."""
 
 class PagedAttention:
-    """Attention over K and V memory of its own, for tests and benchmarks. group_heads: query heads a kv head."""
+    """Attention over K and V memory of its own. group_heads: query heads a kv head."""
 
     def __init__(
         self,

@@ -19,9 +19,9 @@ MATMUL_SHAPES = ((576, 576), (1536, 576), (576, 1536), (49152, 576))
 MATMUL_ROWS = (1, 2, 4, 8, 16, 32, 128)
 """Tokens at once."""
 CONTEXTS = (128, 512, 2048, 8192, 16384)
-COLD_BYTES = 96 << 20
+COLD_BYTES = 192 << 20
 """Copies of a matrix, or of a layer's K and V, up to this size keep what is read out of the caches."""
-MAX_COPIES = 400
+MAX_COPIES = 1024
 
 MatmulProgress = Callable[[], None]
 

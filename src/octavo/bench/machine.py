@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
+from statistics import median
 
 from octavo.kernels import info
 
@@ -27,24 +28,35 @@ class Limits:
     int8_ops_per_second: float | None
     """int8 multiply-adds into 16 bits from registers, on all threads; None where the ISA has none."""
     phase_seconds: float
-    """What a phase without work costs the thread team."""
+    """What a phase of the thread team costs beyond its work; the median."""
 
 
-def measure_limits(num_threads: int | None = None, *, isa: str = "", repeats: int = 9) -> Limits:
-    """Takes about two seconds. isa: a kernel table, by default the one in use."""
+ROUNDS = 3
+
+
+def measure_limits(num_threads: int | None = None, *, isa: str = "", repeats: int = 3) -> Limits:
+    """Takes about two seconds, in rounds, so that a neighbour's burst of work does not spoil one figure.
+
+    isa: a kernel table, by default the one in use.
+    """
     from octavo import _native
 
     threads = num_threads or info()["threads"]
-    fma = _native.loop_rates("fma", threads, repeats, isa)
-    int8 = _native.loop_rates("int8", threads, repeats, isa)
+    rates: dict[str, list[float]] = {"stream_1": [], "stream": [], "fma": [], "int8": [], "phase": []}
+    for _ in range(ROUNDS):
+        rates["stream_1"] += _native.stream_rates(STREAM_BYTES, 1, repeats, isa)
+        rates["stream"] += _native.stream_rates(STREAM_BYTES, threads, repeats, isa)
+        rates["fma"] += _native.loop_rates("fma", threads, repeats, isa) or []
+        rates["int8"] += _native.loop_rates("int8", threads, repeats, isa) or []
+        rates["phase"] += _native.phase_seconds(threads, repeats)
     return Limits(
         isa=isa or info()["isa"],
         num_threads=threads,
-        stream_bytes_per_second_1=max(_native.stream_rates(STREAM_BYTES, 1, repeats, isa)),
-        stream_bytes_per_second=max(_native.stream_rates(STREAM_BYTES, threads, repeats, isa)),
-        fma_ops_per_second=None if fma is None else max(fma),
-        int8_ops_per_second=None if int8 is None else max(int8),
-        phase_seconds=min(_native.phase_seconds(threads, repeats)),
+        stream_bytes_per_second_1=max(rates["stream_1"]),
+        stream_bytes_per_second=max(rates["stream"]),
+        fma_ops_per_second=max(rates["fma"], default=None),
+        int8_ops_per_second=max(rates["int8"], default=None),
+        phase_seconds=median(rates["phase"]),
     )
 
 
