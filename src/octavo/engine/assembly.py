@@ -62,6 +62,7 @@ def assemble(config: EngineConfig) -> Assembly:
     )
     vocab_size = model.program.vocab_size
     executor = _executor(config, model.program, layout)
+    model.file.release_pages()  # the executor has its own copy of the weights
     core = EngineCore(
         scheduler,
         Runner(executor, layout.block_size),

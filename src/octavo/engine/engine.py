@@ -124,7 +124,8 @@ class Engine:
         request_id = live.request.request_id
         for choice in choices:
             live.finish_reason = choice.finish_reason or live.finish_reason
-        if live.is_finished:
+        is_finished = live.is_finished
+        if is_finished:
             del self._live[request_id]
             self.reporter.on_finished(live, now)
-        return RequestDelta(request_id, tuple(choices), live.num_cached_tokens, live.is_finished)
+        return RequestDelta(request_id, tuple(choices), live.num_cached_tokens, is_finished)

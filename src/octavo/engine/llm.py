@@ -126,28 +126,32 @@ class LLM:
         use_tqdm: bool | None,
     ) -> list[RequestOutput]:
         builders: dict[str, OutputBuilder] = {}
+        inbox: list[RequestDelta] = []
         try:
             for ids, param, text in zip(token_ids, params, texts, strict=True):
                 request_id = self._next_id()
                 self._engine.add(request_id, ids, param)
-                self._inboxes[request_id] = []
+                self._inboxes[request_id] = inbox
                 builders[request_id] = OutputBuilder(request_id, text, ids, param, self.tokenizer)
             with _progress(len(builders), use_tqdm) as progress:
-                self._finish(builders, progress)
+                self._finish(builders, inbox, progress)
         finally:
             for request_id in builders:
                 self._engine.abort(request_id)
                 del self._inboxes[request_id]
         return [builder.output() for builder in builders.values()]
 
-    def _finish(self, builders: Mapping[str, OutputBuilder], progress: _Progress) -> None:
-        while any(self._engine.is_unfinished(request_id) for request_id in builders):
+    def _finish(
+        self, builders: Mapping[str, OutputBuilder], inbox: list[RequestDelta], progress: _Progress
+    ) -> None:
+        num_unfinished = len(builders)
+        while num_unfinished:
             self._step()
-            for request_id, builder in builders.items():
-                for delta in self._inboxes[request_id]:
-                    builder.add(delta)
-                    progress.advance(sum(len(c.token_ids) for c in delta.choices), int(delta.finished))
-                self._inboxes[request_id].clear()
+            for delta in inbox:
+                builders[delta.request_id].add(delta)
+                num_unfinished -= delta.finished
+                progress.advance(sum(len(c.token_ids) for c in delta.choices), int(delta.finished))
+            inbox.clear()
 
     def _step(self) -> None:
         """One step for all: each request's delta goes to its own reader, with several streams open too."""

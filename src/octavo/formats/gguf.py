@@ -8,6 +8,7 @@ made, so that a truncated or hostile file is a GGUFError and neither a crash nor
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -98,6 +99,12 @@ class GGUFFile:
     """By name, in the order of the file."""
     header: npt.NDArray[np.uint8]
     """All bytes before the tensor data: what identifies metadata and tensor table."""
+    mapping: mmap.mmap
+
+    def release_pages(self) -> None:
+        """Give back the memory of what was read so far. What is touched again is read again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def open_gguf(path: str | Path) -> GGUFFile:
@@ -106,9 +113,11 @@ def open_gguf(path: str | Path) -> GGUFFile:
     Raises GGUFError for a file that is no valid GGUF, OSError for one that cannot be opened.
     """
     path = Path(path)
-    if path.stat().st_size == 0:
-        raise GGUFError(f"{path.name}: the file is empty")
-    mapped = np.memmap(path, np.uint8, mode="r").view(np.ndarray)
+    with path.open("rb") as file:
+        if path.stat().st_size == 0:
+            raise GGUFError(f"{path.name}: the file is empty")
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped = np.frombuffer(mapping, np.uint8)
     reader = _Reader(path.name, mapped)
     version, num_tensors, num_entries = _read_preamble(reader)
     metadata = _read_metadata(reader, num_entries)
@@ -121,6 +130,7 @@ def open_gguf(path: str | Path) -> GGUFFile:
         metadata=MappingProxyType(metadata),
         tensors=MappingProxyType(_map_tensors(reader, infos, data_start, alignment)),
         header=mapped[:data_start],
+        mapping=mapping,
     )
 
 

@@ -29,6 +29,8 @@ class LoadedModel:
     """All of the file's metadata, the tokenizer's included."""
     fingerprint: str
     """Equal for equal files, whatever their path; a namespace for cached K and V."""
+    file: GGUFFile
+    """Its tensors are what the program's weights look at."""
 
 
 def load_model(path: str | Path) -> LoadedModel:
@@ -48,7 +50,7 @@ def load_model(path: str | Path) -> LoadedModel:
         raise ModelError(
             f"family {config.architecture!r} has no use for {len(unused)} tensors, such as {min(unused)!r}"
         )
-    return LoadedModel(file.path, config, program, file.metadata, fingerprint(file))
+    return LoadedModel(file.path, config, program, file.metadata, fingerprint(file), file)
 
 
 def fingerprint(file: GGUFFile) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import accumulate
 
 import numpy as np
 
@@ -14,27 +14,26 @@ def build_inputs(batch: ScheduledBatch, block_size: int) -> StepInputs:
     """Lay one step out as flat int32 arrays (shapes: see StepInputs).
 
     slot_mapping is the address translation: block table entry of position // block_size, times block_size,
-    plus position % block_size.
+    plus position % block_size. Lists first: for a few dozen tokens they are faster than numpy.
     """
-    sequences = batch.sequences
-    counts = np.fromiter((len(s.token_ids) for s in sequences), np.int32, count=len(sequences))
-    starts = np.fromiter((s.start for s in sequences), np.int32, count=len(sequences))
-    query_start = np.zeros(len(sequences) + 1, np.int32)
-    np.cumsum(counts, out=query_start[1:])
-    num_tokens = int(query_start[-1])
-    token_ids = np.fromiter(chain.from_iterable(s.token_ids for s in sequences), np.int32, count=num_tokens)
-    positions = np.arange(num_tokens, dtype=np.int32) + np.repeat(starts - query_start[:-1], counts)
-    block_tables = _block_tables(batch)
-    owners = np.repeat(np.arange(len(sequences)), counts)
-    slot_mapping = block_tables[owners, positions // block_size] * block_size + positions % block_size
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    for sequence in batch.sequences:
+        own = range(sequence.start, sequence.context_len)
+        table = sequence.block_table
+        token_ids += sequence.token_ids
+        positions += own
+        slots += [table[p // block_size] * block_size + p % block_size for p in own]
+    query_start = [0, *accumulate(len(sequence.token_ids) for sequence in batch.sequences)]
     return StepInputs(
-        token_ids=token_ids,
-        positions=positions,
-        slot_mapping=slot_mapping.astype(np.int32, copy=False),
-        block_tables=block_tables,
-        query_start=query_start,
-        context_lens=starts + counts,
-        logits_rows=query_start[1:][list(batch.logits_for)] - 1,
+        token_ids=np.array(token_ids, np.int32),
+        positions=np.array(positions, np.int32),
+        slot_mapping=np.array(slots, np.int32),
+        block_tables=_block_tables(batch),
+        query_start=np.array(query_start, np.int32),
+        context_lens=np.array([sequence.context_len for sequence in batch.sequences], np.int32),
+        logits_rows=np.array([query_start[index + 1] - 1 for index in batch.logits_for], np.int32),
         copies=np.array([(c.source, c.target) for c in batch.copies], np.int32).reshape(-1, 2),
     )
 

@@ -129,6 +129,15 @@ def test_a_file_without_tensors_is_valid(open_bytes: Open) -> None:
     assert not open_bytes(header(0, 0)).tensors
 
 
+def test_tensors_read_the_same_after_their_pages_were_released(open_bytes: Open) -> None:
+    file = open_bytes(VALID)
+    before = {name: tensor.data.copy() for name, tensor in file.tensors.items()}
+    file.release_pages()
+    for name, tensor in file.tensors.items():
+        np.testing.assert_array_equal(tensor.data, before[name])
+        assert not tensor.data.flags.writeable
+
+
 # --- what is refused ---
 
 BIG = 2**62
