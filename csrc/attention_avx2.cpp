@@ -5,8 +5,8 @@
 // reduction is: scores over head_dim ascending; the sum of probabilities lane by lane over tiles, then across lanes;
 // values over positions ascending; spans ascending. None of it depends on the other rows or on the block size.
 //
-// While scores are computed from K, the V of the same span is fetched, and while values are added up, the K of the
-// next: blocks lie anywhere, and no hardware prefetcher follows a block table.
+// While a span is worked on, the next one is fetched line by line: blocks lie anywhere, and no hardware prefetcher
+// follows a block table.
 #include <math.h>
 
 #include "avx2_math.h"
@@ -29,11 +29,57 @@ struct Span {
 // Accumulators of a row: enough in all to hide the latency of FMA, few enough to stay in 16 registers.
 constexpr int unroll(int rows) { return rows == 1 ? 8 : rows <= 3 ? 4 : 2; }
 
-// Fetches elements [begin, end) of a tile into the cache; begin a multiple of a line.
+// Brings the next span of an item's kv heads into the second-level cache, in the order in which it lies in memory.
+class Fetcher {
+ public:
+  Fetcher() = default;  // fetches nothing
+  Fetcher(const KVView& kv, const AttentionItem& item, int32_t begin)
+      : kv_(&kv), item_(&item), begin_(begin), element_bytes_(kv.is_half ? 2 : 4) {
+    const int32_t count = item.end - begin < kSpan ? item.end - begin : kSpan;
+    num_runs_ = is_part() ? 2 * item.num_heads : (count + kv.block_size - 1) / kv.block_size;
+    const int32_t panel = (is_part() ? kSpan : kv.block_size) * kv.head_dim * element_bytes_;
+    run_bytes_ = is_part() ? panel : 2 * panel * item.num_heads;
+    at_ = run();
+  }
+
+  // The next `Lines` lines.
+  template <int Lines>
+  void fetch() {
+    if (run_ == num_runs_) return;
+    OCTAVO_UNROLL for (int i = 0; i < Lines; ++i) _mm_prefetch(at_ + offset_ + i * kLine, _MM_HINT_T1);
+    offset_ += Lines * kLine;
+    if (offset_ < run_bytes_) return;
+    offset_ = 0;
+    if (++run_ < num_runs_) at_ = run();
+  }
+
+ private:
+  static constexpr int kLine = 64;
+
+  // A block holds more than the span: then a run is a part of one panel, else all panels of a block.
+  bool is_part() const { return kv_->block_size > kSpan; }
+  const char* run() const {
+    const int32_t position = begin_ + (is_part() ? 0 : run_ * kv_->block_size);
+    const int32_t block = item_->block_table[position / kv_->block_size];
+    int64_t element = k_panel(*kv_, block, item_->first_head);
+    if (is_part()) {
+      const int64_t panel = static_cast<int64_t>(kv_->block_size) * kv_->head_dim;
+      element += run_ * panel + static_cast<int64_t>(position % kv_->block_size) * kv_->head_dim;
+    }
+    return static_cast<const char*>(kv_->data) + element * element_bytes_;
+  }
+
+  const KVView* kv_ = nullptr;
+  const AttentionItem* item_ = nullptr;
+  int32_t begin_ = 0, element_bytes_ = 0;
+  int32_t run_ = 0, num_runs_ = 0, run_bytes_ = 0, offset_ = 0;
+  const char* at_ = nullptr;
+};
+
+// Lines of `num_elements` elements.
 template <class Element>
-inline void fetch(const Element* tile, int32_t begin, int32_t end) {
-  constexpr int32_t kLine = 64 / sizeof(Element);
-  for (int32_t i = begin; i < end; i += kLine) _mm_prefetch(reinterpret_cast<const char*>(tile + i), _MM_HINT_T0);
+constexpr int lines(int num_elements) {
+  return num_elements * static_cast<int>(sizeof(Element)) / 64;
 }
 
 // sums[r][n] += q[r] · k[n] for one of the head's dimensions. What there is less of is held in registers.
@@ -57,9 +103,9 @@ inline void score_dimension(const float* const* q, const Element* const* k, int3
 }
 
 // scores[r][position] = scale · q[r] · k for whole tiles, `num_tiles` rounded up to the unrolling.
-template <int Rows, bool IsFetching, class Element>
+template <int Rows, class Element>
 inline void score(const AttentionRow* rows, int32_t head_dim, const Span<Element>& span, int num_tiles, float scale,
-                  float* scores) {
+                  Fetcher& ahead, float* scores) {
   constexpr int N = unroll(Rows);
   const float* q[Rows];
   for (int r = 0; r < Rows; ++r) q[r] = rows[r].q;
@@ -69,9 +115,7 @@ inline void score(const AttentionRow* rows, int32_t head_dim, const Span<Element
       OCTAVO_UNROLL for (int n = 0; n < N; ++n) sums[r][n] = _mm256_setzero_ps();
     }
     for (int32_t d = 0; d < head_dim; d += 4) {
-      if (IsFetching) {
-        for (int n = 0; n < N; ++n) fetch(span.v[tile + n], d * kTilePositions, (d + 4) * kTilePositions);
-      }
+      ahead.fetch<lines<Element>(N * 4 * kTilePositions)>();
       OCTAVO_UNROLL for (int i = 0; i < 4; ++i) score_dimension<Rows, N>(q, span.k + tile, d + i, sums);
     }
     OCTAVO_UNROLL for (int r = 0; r < Rows; ++r) {
@@ -83,44 +127,78 @@ inline void score(const AttentionRow* rows, int32_t head_dim, const Span<Element
   }
 }
 
-// Turns scores into probabilities relative to their maximum; those from `count` on are not looked at.
-inline void weigh(float* scores, int32_t count, float* max, float* sum) {
-  const __m256 lowest = _mm256_set1_ps(-INFINITY);
-  __m256 highest = lowest;
-  for (int32_t i = 0; i < count; i += kTilePositions) {
-    const __m256 visible = _mm256_castsi256_ps(first_lanes(count - i));
-    const __m256 tile = _mm256_blendv_ps(lowest, _mm256_loadu_ps(scores + i), visible);
-    highest = _mm256_max_ps(highest, tile);
+inline __m256 highest_of(const float* scores, int32_t count) {
+  __m256 highest = _mm256_set1_ps(-INFINITY);
+  int32_t i = 0;
+  for (; i + kTilePositions <= count; i += kTilePositions) {
+    highest = _mm256_max_ps(highest, _mm256_loadu_ps(scores + i));
   }
-  *max = max8(highest);
+  if (i == count) return highest;
+  const __m256 visible = _mm256_castsi256_ps(first_lanes(count - i));
+  return _mm256_max_ps(highest, _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), _mm256_loadu_ps(scores + i), visible));
+}
+
+// Turns scores into probabilities relative to `max` and returns their sum; those from `count` on are not looked at.
+inline float weigh(float* scores, int32_t count, float max) {
+  const __m256 shift = _mm256_set1_ps(max);
   __m256 total = _mm256_setzero_ps();
-  for (int32_t i = 0; i < count; i += kTilePositions) {
-    const __m256 visible = _mm256_castsi256_ps(first_lanes(count - i));
-    const __m256 shifted = _mm256_sub_ps(_mm256_loadu_ps(scores + i), _mm256_set1_ps(*max));
-    const __m256 tile = _mm256_and_ps(exp8(shifted), visible);
+  int32_t i = 0;
+  for (; i + kTilePositions <= count; i += kTilePositions) {
+    const __m256 tile = exp8(_mm256_sub_ps(_mm256_loadu_ps(scores + i), shift));
     _mm256_storeu_ps(scores + i, tile);
     total = _mm256_add_ps(total, tile);
   }
-  *sum = sum8(total);
+  if (i < count) {
+    const __m256 tile = exp8(_mm256_sub_ps(_mm256_loadu_ps(scores + i), shift));
+    _mm256_storeu_ps(scores + i, tile);
+    total = _mm256_add_ps(total, _mm256_and_ps(tile, _mm256_castsi256_ps(first_lanes(count - i))));
+  }
+  return sum8(total);
 }
 
-// How a later part joins a row: total = total · keep + part · take.
+// Maximum, sum of weights, and how parts join totals, total = total · keep + part · take: a lane is a row.
+struct States {
+  __m256 max, sum;
+};
 struct Merge {
-  float keep;
-  float take;
+  __m256 keep, take;
 };
 
-// Merges the maximum and the sum of a part into state (maximum, sum).
-inline Merge merge_state(float* state, float max, float sum) {
-  const float new_max = max > state[0] ? max : state[0];
-  const Merge merge{exp1(state[0] - new_max), exp1(max - new_max)};
-  state[0] = new_max;
-  state[1] = state[1] * merge.keep + sum * merge.take;
-  return merge;
+inline States merge_states(const States& total, const States& part, Merge* merge) {
+  const __m256 max = _mm256_max_ps(part.max, total.max);
+  merge->keep = exp8(_mm256_sub_ps(total.max, max));
+  merge->take = exp8(_mm256_sub_ps(part.max, max));
+  return {max, _mm256_add_ps(_mm256_mul_ps(total.sum, merge->keep), _mm256_mul_ps(part.sum, merge->take))};
 }
 
-inline __m256 merged(__m256 total, __m256 part, const Merge& merge) {
-  return _mm256_fmadd_ps(part, _mm256_set1_ps(merge.take), _mm256_mul_ps(total, _mm256_set1_ps(merge.keep)));
+inline __m256 merged(__m256 total, __m256 part, __m256 keep, __m256 take) {
+  return _mm256_fmadd_ps(part, take, _mm256_mul_ps(total, keep));
+}
+
+// Weighs the scores of a block of rows, merges into the rows' states, and says how their values are to be merged.
+template <int Rows>
+inline void weigh_rows(const AttentionRow* rows, int32_t head_dim, int32_t count, bool is_first, float* scores,
+                       float* keep, float* take) {
+  float max[8] = {}, sum[8] = {}, total_max[8] = {}, total_sum[8] = {};
+  for (int r = 0; r < Rows; ++r) {
+    max[r] = max8(highest_of(scores + r * kSpan, count));
+    sum[r] = weigh(scores + r * kSpan, count, max[r]);
+    total_max[r] = rows[r].partial[head_dim];
+    total_sum[r] = rows[r].partial[head_dim + 1];
+  }
+  if (!is_first) {
+    Merge merge;
+    const States part{_mm256_loadu_ps(max), _mm256_loadu_ps(sum)};
+    const States total = merge_states({_mm256_loadu_ps(total_max), _mm256_loadu_ps(total_sum)}, part, &merge);
+    _mm256_storeu_ps(max, total.max);
+    _mm256_storeu_ps(sum, total.sum);
+    _mm256_storeu_ps(keep, merge.keep);
+    _mm256_storeu_ps(take, merge.take);
+  }
+  for (int r = 0; r < Rows; ++r) {
+    rows[r].partial[head_dim] = max[r];
+    rows[r].partial[head_dim + 1] = sum[r];
+  }
 }
 
 // sums[r][n] += probability of row r · v[n] for one position; probabilities stand kSpan apart.
@@ -146,8 +224,8 @@ inline void add_position(const float* probabilities, const Element* v, __m256 (&
 // Values of `N` vectors of dimensions from d, over positions [0, count): only those are read.
 template <int Rows, int N, class Element>
 inline void add_values(const AttentionRow* rows, const float* probabilities, const Span<Element>& span,
-                       int32_t head_dim, int32_t d, int32_t count, const Merge* merges,
-                       const Element* const* ahead) {
+                       int32_t head_dim, int32_t d, int32_t count, const float* keep, const float* take,
+                       Fetcher& ahead) {
   __m256 sums[Rows][N];
   OCTAVO_UNROLL for (int r = 0; r < Rows; ++r) {
     OCTAVO_UNROLL for (int n = 0; n < N; ++n) sums[r][n] = _mm256_setzero_ps();
@@ -155,54 +233,46 @@ inline void add_values(const AttentionRow* rows, const float* probabilities, con
   for (int32_t begin = 0; begin < count; begin += kTilePositions) {
     const int tile = begin / kTilePositions;
     const Element* v = span.v[tile] + d;
-    if (ahead != nullptr) fetch(ahead[tile], d * kTilePositions, (d + 8 * N) * kTilePositions);
+    ahead.fetch<lines<Element>(N * 8 * kTilePositions)>();
     const int32_t end = count - begin < kTilePositions ? count : begin + kTilePositions;
     for (int32_t i = begin; i < end; ++i, v += head_dim) add_position<Rows, N>(probabilities + i, v, sums);
   }
   OCTAVO_UNROLL for (int r = 0; r < Rows; ++r) {
     OCTAVO_UNROLL for (int n = 0; n < N; ++n) {
       float* to = rows[r].partial + d + 8 * n;
-      const __m256 value = sums[r][n];
-      _mm256_storeu_ps(to, merges == nullptr ? value : merged(_mm256_loadu_ps(to), value, merges[r]));
+      __m256 value = sums[r][n];
+      if (keep != nullptr) {
+        value = merged(_mm256_loadu_ps(to), value, _mm256_broadcast_ss(keep + r), _mm256_broadcast_ss(take + r));
+      }
+      _mm256_storeu_ps(to, value);
     }
   }
 }
 
-// `Rows` rows over the first `count` positions of a span. ahead: tiles to fetch meanwhile, or nullptr.
+// `Rows` rows over the first `count` positions of a span. ahead: what to fetch meanwhile.
 template <int Rows, class Element>
 void attend(const AttentionRow* rows, const Span<Element>& span, int32_t head_dim, int32_t count, bool is_first,
-            float scale, const Element* const* ahead, float* scores) {
+            float scale, Fetcher& ahead, float* scores) {
   const int num_tiles = (count + kTilePositions - 1) / kTilePositions;
-  const auto run = ahead != nullptr ? score<Rows, true, Element> : score<Rows, false, Element>;
-  run(rows, head_dim, span, num_tiles, scale, scores);
-  Merge merges[Rows];
-  for (int r = 0; r < Rows; ++r) {
-    float max, sum;
-    weigh(scores + r * kSpan, count, &max, &sum);
-    float* state = rows[r].partial + head_dim;
-    if (is_first) {
-      state[0] = max;
-      state[1] = sum;
-    } else {
-      merges[r] = merge_state(state, max, sum);
-    }
-  }
+  score<Rows>(rows, head_dim, span, num_tiles, scale, ahead, scores);
+  float keep[8], take[8];
+  weigh_rows<Rows>(rows, head_dim, count, is_first, scores, keep, take);
   constexpr int N = unroll(Rows);
-  const Merge* joining = is_first ? nullptr : merges;
+  const float* kept = is_first ? nullptr : keep;
   int32_t d = 0;
   for (; d + 8 * N <= head_dim; d += 8 * N) {
-    add_values<Rows, N>(rows, scores, span, head_dim, d, count, joining, ahead);
+    add_values<Rows, N>(rows, scores, span, head_dim, d, count, kept, take, ahead);
   }
-  for (; d < head_dim; d += 8) add_values<Rows, 1>(rows, scores, span, head_dim, d, count, joining, ahead);
+  for (; d < head_dim; d += 8) add_values<Rows, 1>(rows, scores, span, head_dim, d, count, kept, take, ahead);
 }
 
-// All rows over a span, in blocks of rows that see equally much of it. The first block does the fetching.
+// All rows of a kv head over a span, in blocks of rows that see equally much of it.
 template <class Element>
-void attend_span(const KVView& kv, const AttentionItem& item, const Span<Element>& span, int32_t begin,
-                 const Element* const* ahead, float* scores) {
+void attend_span(const KVView& kv, const AttentionItem& item, const AttentionRow* all, const Span<Element>& span,
+                 int32_t begin, Fetcher& ahead, float* scores) {
   for (int32_t i = 0; i < item.num_rows;) {
     const auto seen = [&](int32_t row) {
-      const int32_t visible = item.rows[row].visible - begin;
+      const int32_t visible = all[row].visible - begin;
       return visible < kSpan ? visible : kSpan;
     };
     const int32_t count = seen(i);
@@ -215,8 +285,7 @@ void attend_span(const KVView& kv, const AttentionItem& item, const Span<Element
                        : rows == 4 ? attend<4, Element>
                        : rows == 5 ? attend<5, Element>
                                    : attend<6, Element>;
-      run(item.rows + i, span, kv.head_dim, count, begin == item.begin, item.scale, ahead, scores);
-      ahead = nullptr;
+      run(all + i, span, kv.head_dim, count, begin == item.begin, item.scale, ahead, scores);
     }
     i += rows;
   }
@@ -224,38 +293,39 @@ void attend_span(const KVView& kv, const AttentionItem& item, const Span<Element
 
 // Points at the positions [begin, end) where they lie. Needs blocks of whole tiles.
 template <class Element>
-Span<Element> span_in_place(const KVView& kv, const AttentionItem& item, int32_t begin, int32_t end) {
+Span<Element> span_in_place(const KVView& kv, const int32_t* block_table, int32_t kv_head, int32_t begin, int32_t end) {
   const Element* data = static_cast<const Element*>(kv.data);
   Span<Element> span;
   for (int tile = 0; tile < kTiles; ++tile) {
     const int32_t position = begin + (begin + tile * kTilePositions < end ? tile * kTilePositions : 0);
-    const int32_t block = item.block_table[position / kv.block_size];
+    const int32_t block = block_table[position / kv.block_size];
     const int64_t offset = static_cast<int64_t>(position % kv.block_size) * kv.head_dim;
-    span.k[tile] = data + k_panel(kv, block, item.kv_head) + offset;
-    span.v[tile] = data + v_panel(kv, block, item.kv_head) + offset;
+    span.k[tile] = data + k_panel(kv, block, kv_head) + offset;
+    span.v[tile] = data + v_panel(kv, block, kv_head) + offset;
   }
   return span;
 }
 
 template <class Element>
 void attend_in_place(const KVView& kv, const AttentionItem& item, float* scores) {
-  Span<Element> span = span_in_place<Element>(kv, item, item.begin, item.end);
   for (int32_t begin = item.begin; begin < item.end; begin += kSpan) {
-    Span<Element> next = span;
+    Fetcher ahead;
     if (begin + kSpan < item.end) {
-      next = span_in_place<Element>(kv, item, begin + kSpan, item.end);
+      ahead = Fetcher(kv, item, begin + kSpan);
     } else if (item.next != nullptr) {
-      next = span_in_place<Element>(kv, *item.next, item.next->begin, item.next->end);
+      ahead = Fetcher(kv, *item.next, item.next->begin);
     }
-    attend_span(kv, item, span, begin, next.k, scores);
-    span = next;
+    for (int32_t i = 0; i < item.num_heads; ++i) {
+      const auto span = span_in_place<Element>(kv, item.block_table, item.first_head + i, begin, item.end);
+      attend_span(kv, item, item.rows + i * item.num_rows, span, begin, ahead, scores);
+    }
   }
 }
 
 // Positions [begin, end) of a span from blocks smaller than a tile, put together to tiles of floats.
 template <class Element>
-Span<float> gather(const KVView& kv, const AttentionItem& item, int32_t begin, int32_t end, float* k_tiles,
-                   float* v_tiles) {
+Span<float> gather(const KVView& kv, const int32_t* block_table, int32_t kv_head, int32_t begin, int32_t end,
+                   float* k_tiles, float* v_tiles) {
   const Element* data = static_cast<const Element*>(kv.data);
   const int32_t interleave = k_interleave(kv), head_dim = kv.head_dim;
   Span<float> span;
@@ -265,9 +335,9 @@ Span<float> gather(const KVView& kv, const AttentionItem& item, int32_t begin, i
     span.v[tile] = v_tiles + offset;
   }
   for (int32_t position = begin; position < end; ++position) {
-    const int32_t block = item.block_table[position / kv.block_size], offset = position % kv.block_size;
-    const Element* k = data + k_panel(kv, block, item.kv_head) + k_offset(kv, offset);
-    const Element* v = data + v_panel(kv, block, item.kv_head) + static_cast<int64_t>(offset) * head_dim;
+    const int32_t block = block_table[position / kv.block_size], offset = position % kv.block_size;
+    const Element* k = data + k_panel(kv, block, kv_head) + k_offset(kv, offset);
+    const Element* v = data + v_panel(kv, block, kv_head) + static_cast<int64_t>(offset) * head_dim;
     const int32_t i = position - begin;
     float* k_to = k_tiles + static_cast<int64_t>(i / kTilePositions) * kTilePositions * head_dim + i % kTilePositions;
     float* v_to = v_tiles + static_cast<int64_t>(i) * head_dim;
@@ -285,10 +355,14 @@ Span<float> gather(const KVView& kv, const AttentionItem& item, int32_t begin, i
 
 template <class Element>
 void attend_gathered(const KVView& kv, const AttentionItem& item, float* scores, float* k_tiles, float* v_tiles) {
+  Fetcher nothing_ahead;
   for (int32_t begin = item.begin; begin < item.end; begin += kSpan) {
     const int32_t end = item.end - begin < kSpan ? item.end : begin + kSpan;
-    const Span<float> span = gather<Element>(kv, item, begin, end, k_tiles, v_tiles);
-    attend_span<float>(kv, item, span, begin, nullptr, scores);
+    for (int32_t i = 0; i < item.num_heads; ++i) {
+      const int32_t head = item.first_head + i;
+      const Span<float> span = gather<Element>(kv, item.block_table, head, begin, end, k_tiles, v_tiles);
+      attend_span(kv, item, item.rows + i * item.num_rows, span, begin, nothing_ahead, scores);
+    }
   }
 }
 
@@ -306,10 +380,16 @@ void attention(const KVView& kv, const AttentionItem& item, float* scratch) {
 }
 
 void merge_partial(float* total, const float* part, int32_t head_dim) {
-  const Merge merge = merge_state(total + head_dim, part[head_dim], part[head_dim + 1]);
+  const auto state = [&](const float* row) {
+    return States{_mm256_broadcast_ss(row + head_dim), _mm256_broadcast_ss(row + head_dim + 1)};
+  };
+  Merge merge;
+  const States state_after = merge_states(state(total), state(part), &merge);
   for (int32_t d = 0; d < head_dim; d += 8) {
-    _mm256_storeu_ps(total + d, merged(_mm256_loadu_ps(total + d), _mm256_loadu_ps(part + d), merge));
+    _mm256_storeu_ps(total + d, merged(_mm256_loadu_ps(total + d), _mm256_loadu_ps(part + d), merge.keep, merge.take));
   }
+  total[head_dim] = _mm256_cvtss_f32(state_after.max);
+  total[head_dim + 1] = _mm256_cvtss_f32(state_after.sum);
 }
 
 }  // namespace octavo::avx2

@@ -6,39 +6,33 @@
 namespace octavo {
 namespace {
 
-constexpr int32_t kTargetRows = 48;   // query rows of a tile: they share the loads of K and V
-constexpr int32_t kSplitTokens = 4;  // tiles of so few tokens are bound by memory, and gain from sharing ranges
-constexpr int32_t kUnitsAThread = 4; // with fewer, tiles are split so that threads end together
+constexpr int32_t kTargetRows = 48;         // query rows of a tile: they share the loads of K and V
+constexpr int32_t kSplitTokens = 4;         // tiles of so few tokens are bound by memory, and gain from sharing ranges
+constexpr int32_t kUnitsAThread = 4;        // with fewer, tiles are split so that threads end together
+constexpr int32_t kRangesAThread = 16;      // with fewer, each kv head is a unit
+constexpr int64_t kFetchBytes = 64 * 1024;  // of a span, for the kv heads of a unit: fetched ahead, as one run a block
+
+int32_t heads_within(const KVLayout& layout, int64_t num_bytes) {
+  const int64_t head_bytes = layout.layer_block_bytes() / layout.num_kv_heads * kSpan / layout.block_size;
+  return static_cast<int32_t>(std::clamp<int64_t>(num_bytes / head_bytes, 1, layout.num_kv_heads));
+}
 
 }  // namespace
 
-AttentionPlan::AttentionPlan(int32_t num_kv_heads, int32_t group_heads, int32_t block_size, int num_threads)
-    : num_kv_heads_(num_kv_heads),
+AttentionPlan::AttentionPlan(const KVLayout& layout, int32_t group_heads, int num_threads)
+    : num_kv_heads_(layout.num_kv_heads),
       group_heads_(group_heads),
-      block_size_(block_size),
+      block_size_(layout.block_size),
       tile_tokens_(std::max(kTargetRows / group_heads, 1)),
+      most_heads_(heads_within(layout, kFetchBytes)),
       num_threads_(num_threads) {}
 
 void AttentionPlan::make(const StepInputs& inputs, bool share_prefixes) {
   sharers_.clear();
   members_.clear();
   units_.clear();
-  num_partials_ = 0;
   cut_tiles(inputs);
-  for (int32_t i = 0; i < static_cast<int32_t>(tiles_.size()); ++i) {
-    QueryTile& tile = tiles_[i];
-    if (!is_split(tile)) {
-      add_whole_tile(i);
-      continue;
-    }
-    tile.first_partial = num_partials_;
-    num_partials_ += static_cast<int64_t>(num_kv_heads_) * tile.num_ranges * tile.num_tokens * group_heads_;
-    if (share_prefixes) {
-      sharers_.push_back(i);
-    } else {
-      add_alone(i, 0);
-    }
-  }
+  choose_split_tiles(share_prefixes);
   share(0, sharers_.size(), 0);
 }
 
@@ -53,6 +47,28 @@ void AttentionPlan::cut_tiles(const StepInputs& inputs) {
       tiles_.push_back({inputs.block_tables.data + seq * inputs.table_width, first, num_tokens, position, num_ranges, 0});
     }
   }
+}
+
+// Adds the units of the other tiles.
+void AttentionPlan::choose_split_tiles(bool share_prefixes) {
+  int64_t num_ranges = 0;
+  num_partials_ = 0;
+  std::vector<int32_t>& split = sharers_;
+  for (int32_t i = 0; i < static_cast<int32_t>(tiles_.size()); ++i) {
+    QueryTile& tile = tiles_[i];
+    if (!is_split(tile)) {
+      add_whole_tile(i);
+      continue;
+    }
+    tile.first_partial = num_partials_;
+    num_partials_ += static_cast<int64_t>(num_kv_heads_) * tile.num_ranges * tile.num_tokens * group_heads_;
+    num_ranges += tile.num_ranges;
+    split.push_back(i);
+  }
+  heads_a_unit_ = num_ranges < int64_t{kRangesAThread} * num_threads_ ? 1 : most_heads_;
+  if (share_prefixes) return;
+  for (const int32_t tile : split) add_alone(tile, 0);
+  split.clear();
 }
 
 bool AttentionPlan::is_split(const QueryTile& tile) const {
@@ -74,18 +90,23 @@ bool AttentionPlan::is_same_range(int32_t a, int32_t b, int32_t range) const {
   return std::memcmp(blocks_of(a, range), blocks_of(b, range), kRange / block_size_ * sizeof(int32_t)) == 0;
 }
 
-void AttentionPlan::add_whole_tile(int32_t tile) {
-  for (int32_t head = 0; head < num_kv_heads_; ++head) {
-    units_.push_back({head, static_cast<int32_t>(members_.size()), 1, 0, false});
+// The same for all kv heads.
+void AttentionPlan::add_units(const AttentionUnit& any, int32_t heads_a_unit) {
+  for (int32_t head = 0; head < num_kv_heads_; head += heads_a_unit) {
+    units_.push_back(any);
+    units_.back().first_head = head;
+    units_.back().num_heads = std::min(heads_a_unit, num_kv_heads_ - head);
   }
+}
+
+void AttentionPlan::add_whole_tile(int32_t tile) {
+  add_units({0, 0, static_cast<int32_t>(members_.size()), 1, 0, false}, 1);
   members_.push_back(tile);
 }
 
 void AttentionPlan::add_alone(int32_t tile, int32_t first_range) {
   for (int32_t range = first_range; range < tiles_[tile].num_ranges; ++range) {
-    for (int32_t head = 0; head < num_kv_heads_; ++head) {
-      units_.push_back({head, static_cast<int32_t>(members_.size()), 1, range, true});
-    }
+    add_units({0, 0, static_cast<int32_t>(members_.size()), 1, range, true}, heads_a_unit_);
   }
   members_.push_back(tile);
 }
@@ -100,9 +121,7 @@ void AttentionPlan::add_group(size_t begin, size_t end, int32_t range) {
       members_.push_back(sharers_[begin]);
     }
     const int32_t num_members = static_cast<int32_t>(members_.size()) - first_member;
-    for (int32_t head = 0; head < num_kv_heads_; ++head) {
-      units_.push_back({head, first_member, num_members, range, true});
-    }
+    add_units({0, 0, first_member, num_members, range, true}, 1);
   }
 }
 

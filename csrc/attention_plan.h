@@ -22,9 +22,9 @@ struct QueryTile {
   int32_t visible(int32_t token) const { return first_position + token + 1; }
 };
 
-// One kv head of one tile over all its ranges, or of several split tiles over a range in which they share all blocks.
+// A kv head of one tile over all its ranges; or kv heads of split tiles over a range in which they share all blocks.
 struct AttentionUnit {
-  int32_t kv_head;
+  int32_t first_head, num_heads;
   int32_t first_member;  // in AttentionPlan::members
   int32_t num_members;
   int32_t range;
@@ -34,7 +34,7 @@ struct AttentionUnit {
 class AttentionPlan {
  public:
   // group_heads: query heads a kv head (the most of any layer).
-  AttentionPlan(int32_t num_kv_heads, int32_t group_heads, int32_t block_size, int num_threads);
+  AttentionPlan(const KVLayout& layout, int32_t group_heads, int num_threads);
 
   // Reads block_tables, query_start and context_lens, which must stay where they are while the plan is used.
   // share_prefixes: join the tiles whose tables agree over a range.
@@ -51,18 +51,22 @@ class AttentionPlan {
 
  private:
   void cut_tiles(const StepInputs& inputs);
+  void choose_split_tiles(bool share_prefixes);
   bool is_split(const QueryTile& tile) const;
   bool is_whole(int32_t tile, int32_t range) const;
   const int32_t* blocks_of(int32_t tile, int32_t range) const;
   bool is_same_range(int32_t a, int32_t b, int32_t range) const;
 
+  void add_units(const AttentionUnit& any, int32_t heads_a_unit);
   void add_whole_tile(int32_t tile);
   void add_alone(int32_t tile, int32_t first_range);
   void add_group(size_t begin, size_t end, int32_t range);
   void share(size_t begin, size_t end, int32_t range);
 
   const int32_t num_kv_heads_, group_heads_, block_size_, tile_tokens_;
+  const int32_t most_heads_;  // kv heads of a unit
   const int num_threads_;
+  int32_t heads_a_unit_ = 1;  // in this step, of split tiles
   std::vector<QueryTile> tiles_;
   std::vector<int32_t> sharers_;  // split tiles; those that share ranges come to stand side by side
   std::vector<int32_t> members_;  // tiles of the units

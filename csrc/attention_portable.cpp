@@ -23,13 +23,14 @@ inline float load(uint16_t value) { return half_to_float(value); }
 // The first `count` positions of a span as floats: k [tile][head_dim][8], v [position][head_dim].
 // What stands in k beyond `count` means nothing.
 template <class Element>
-void load_span(const KVView& kv, const AttentionItem& item, int32_t begin, int32_t count, float* k, float* v) {
+void load_span(const KVView& kv, const int32_t* block_table, int32_t kv_head, int32_t begin, int32_t count, float* k,
+               float* v) {
   const Element* data = static_cast<const Element*>(kv.data);
   const int32_t interleave = k_interleave(kv);
   for (int32_t i = 0; i < count; ++i) {
-    const int32_t block = item.block_table[(begin + i) / kv.block_size], offset = (begin + i) % kv.block_size;
-    const Element* k_from = data + k_panel(kv, block, item.kv_head) + k_offset(kv, offset);
-    const Element* v_from = data + v_panel(kv, block, item.kv_head) + static_cast<int64_t>(offset) * kv.head_dim;
+    const int32_t block = block_table[(begin + i) / kv.block_size], offset = (begin + i) % kv.block_size;
+    const Element* k_from = data + k_panel(kv, block, kv_head) + k_offset(kv, offset);
+    const Element* v_from = data + v_panel(kv, block, kv_head) + static_cast<int64_t>(offset) * kv.head_dim;
     float* k_to = k + static_cast<int64_t>(i / kTilePositions) * kTilePositions * kv.head_dim + i % kTilePositions;
     float* v_to = v + static_cast<int64_t>(i) * kv.head_dim;
     for (int32_t d = 0; d < kv.head_dim; ++d) {
@@ -87,11 +88,14 @@ void attention(const KVView& kv, const AttentionItem& item, float* scratch) {
   float* v = k + static_cast<int64_t>(kSpan) * kv.head_dim;
   float* probabilities = v + static_cast<int64_t>(kSpan) * kv.head_dim;
   float* of_span = probabilities + kSpan;
-  for (int32_t begin = item.begin; begin < item.end; begin += kSpan) {
+  const int32_t num_spans = (item.end - item.begin + kSpan - 1) / kSpan;
+  for (int32_t i = 0; i < item.num_heads * num_spans; ++i) {
+    const int32_t head = i / num_spans, begin = item.begin + i % num_spans * kSpan;
     const int32_t in_span = item.end - begin < kSpan ? item.end - begin : kSpan;
-    (kv.is_half ? load_span<uint16_t> : load_span<float>)(kv, item, begin, in_span, k, v);
-    for (int32_t i = 0; i < item.num_rows; ++i) {
-      const AttentionRow& row = item.rows[i];
+    const auto load = kv.is_half ? load_span<uint16_t> : load_span<float>;
+    load(kv, item.block_table, item.first_head + head, begin, in_span, k, v);
+    for (int32_t j = 0; j < item.num_rows; ++j) {
+      const AttentionRow& row = item.rows[head * item.num_rows + j];
       const int32_t visible = row.visible - begin;  // [begin, begin + visible)
       if (visible <= 0) continue;
       float* partial = begin == item.begin ? row.partial : of_span;

@@ -61,12 +61,12 @@ struct AttentionRow {
   int32_t visible;  // it attends to positions [0, visible)
 };
 
-// Rows over the positions [begin, end) of one block table and kv head: the unit of attention work. Which rows stand
-// together is for the caller to choose; rows of equal `visible` side by side are faster.
+// Rows over the positions [begin, end) of one block table: the unit of attention work. Which rows stand together is for
+// the caller to choose; rows of equal `visible` side by side are faster.
 struct AttentionItem {
-  const AttentionRow* rows;  // all see position `begin`
-  int32_t num_rows;
-  int32_t kv_head;
+  const AttentionRow* rows;  // [num_heads][num_rows]; all see position `begin`
+  int32_t num_rows;          // of each kv head
+  int32_t first_head, num_heads;  // kv heads
   const int32_t* block_table;
   int32_t begin;  // a multiple of kRange
   int32_t end;    // at most begin + kRange

@@ -11,7 +11,7 @@ PagedAttention::PagedAttention(const KVLayout& layout, int32_t group_heads, int 
       head_dim_(layout.head_dim),
       partial_floats_(attention_partial_floats(layout.head_dim)),
       num_threads_(num_threads),
-      plan_(layout.num_kv_heads, group_heads, layout.block_size, num_threads),
+      plan_(layout, group_heads, num_threads),
       workspaces_(num_threads) {
   const int64_t num_rows = static_cast<int64_t>(plan_.tile_tokens()) * group_heads;
   const int64_t scratch_floats = attention_scratch_floats(head_dim_);
@@ -19,7 +19,7 @@ PagedAttention::PagedAttention(const KVLayout& layout, int32_t group_heads, int 
   workspace_memory_ = HugeMemory(num_threads * floats * sizeof(float));
   for (int thread = 0; thread < num_threads; ++thread) {
     Workspace& workspace = workspaces_[thread];
-    workspace.rows.reserve(num_rows);
+    workspace.rows.reserve(num_rows * layout.num_kv_heads);
     workspace.scratch = reinterpret_cast<float*>(workspace_memory_.data()) + thread * floats;
     workspace.total = workspace.scratch + scratch_floats;
     workspace.part = workspace.total + num_rows * partial_floats_;
@@ -60,7 +60,8 @@ AttentionItem PagedAttention::item_of(const AttentionCall& call, const Attention
   const QueryTile& tile = plan_.tile_of(unit, 0);
   const int32_t context = tile.visible(tile.num_tokens - 1);
   AttentionItem item{};
-  item.kv_head = unit.kv_head;
+  item.first_head = unit.first_head;
+  item.num_heads = unit.num_heads;
   item.block_table = tile.block_table;
   item.begin = range * kRange;
   item.end = std::min(item.begin + kRange, context);
@@ -82,47 +83,56 @@ void PagedAttention::add_rows(const AttentionCall& call, const QueryTile& tile, 
   }
 }
 
-void PagedAttention::run_whole(const AttentionCall& call, const AttentionUnit& unit, Workspace& workspace) {
-  const QueryTile& tile = plan_.tile_of(unit, 0);
-  std::vector<AttentionRow>& rows = workspace.rows;
-  for (int32_t range = 0; range < tile.num_ranges; ++range) {
-    rows.clear();
-    add_rows(call, tile, unit.kv_head, range, range == 0 ? workspace.total : workspace.part, rows);
-    AttentionItem item = item_of(call, unit, range);
-    item.rows = rows.data();
-    item.num_rows = static_cast<int32_t>(rows.size());
-    kernels_.attention(call.kv, item, workspace.scratch);
-    if (range == 0) continue;
-    for (const AttentionRow& row : rows) {
-      kernels_.merge_partial(workspace.total + (row.partial - workspace.part), row.partial, head_dim_);
-    }
-  }
-  finish(call, tile, unit.kv_head, workspace.total);
-}
-
-void PagedAttention::run_range(const AttentionCall& call, const AttentionUnit& unit, const AttentionUnit* next,
-                               Workspace& workspace) {
-  std::vector<AttentionRow>& rows = workspace.rows;
-  rows.clear();
-  for (int32_t i = 0; i < unit.num_members; ++i) {
-    const QueryTile& tile = plan_.tile_of(unit, i);
-    add_rows(call, tile, unit.kv_head, unit.range, partials_of(call, tile, unit.kv_head, unit.range), rows);
-  }
-  AttentionItem item = item_of(call, unit, unit.range), item_ahead{};
-  item.rows = rows.data();
-  item.num_rows = static_cast<int32_t>(rows.size());
+// The workspace's rows over a range.
+void PagedAttention::attend(const AttentionCall& call, const AttentionUnit& unit, int32_t range,
+                            const AttentionUnit* next, Workspace& workspace) const {
+  AttentionItem item = item_of(call, unit, range), item_ahead{};
+  item.rows = workspace.rows.data();
+  item.num_rows = static_cast<int32_t>(workspace.rows.size()) / unit.num_heads;
   if (next != nullptr) {
     item_ahead = item_of(call, *next, next->range);
     item.next = &item_ahead;
   }
   kernels_.attention(call.kv, item, workspace.scratch);
-  for (int32_t i = 0; i < unit.num_members; ++i) {
-    const QueryTile& tile = plan_.tile_of(unit, i);
-    std::atomic<int32_t>& left = ranges_left_[plan_.tile_index(unit, i) * num_kv_heads_ + unit.kv_head];
-    if (left.fetch_sub(1, std::memory_order_acq_rel) > 1) continue;
-    left.store(tile.num_ranges, std::memory_order_relaxed);  // for the next call, which a barrier sets apart
-    merge_ranges(call, tile, unit.kv_head);
+}
+
+void PagedAttention::run_whole(const AttentionCall& call, const AttentionUnit& unit, Workspace& workspace) {
+  const QueryTile& tile = plan_.tile_of(unit, 0);
+  for (int32_t range = 0; range < tile.num_ranges; ++range) {
+    workspace.rows.clear();
+    add_rows(call, tile, unit.first_head, range, range == 0 ? workspace.total : workspace.part, workspace.rows);
+    attend(call, unit, range, nullptr, workspace);
+    if (range == 0) continue;
+    for (const AttentionRow& row : workspace.rows) {
+      kernels_.merge_partial(workspace.total + (row.partial - workspace.part), row.partial, head_dim_);
+    }
   }
+  finish(call, tile, unit.first_head, workspace.total);
+}
+
+void PagedAttention::run_range(const AttentionCall& call, const AttentionUnit& unit, const AttentionUnit* next,
+                               Workspace& workspace) {
+  workspace.rows.clear();
+  const int32_t end_head = unit.first_head + unit.num_heads;
+  for (int32_t head = unit.first_head; head < end_head; ++head) {
+    for (int32_t i = 0; i < unit.num_members; ++i) {
+      const QueryTile& tile = plan_.tile_of(unit, i);
+      add_rows(call, tile, head, unit.range, partials_of(call, tile, head, unit.range), workspace.rows);
+    }
+  }
+  attend(call, unit, unit.range, next, workspace);
+  for (int32_t head = unit.first_head; head < end_head; ++head) {
+    for (int32_t i = 0; i < unit.num_members; ++i) end_range(call, plan_.tile_index(unit, i), head);
+  }
+}
+
+// Whoever ends the last range of a tile merges them all.
+void PagedAttention::end_range(const AttentionCall& call, int32_t tile_index, int32_t kv_head) {
+  std::atomic<int32_t>& left = ranges_left_[static_cast<int64_t>(tile_index) * num_kv_heads_ + kv_head];
+  if (left.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  const QueryTile& tile = plan_.tiles()[tile_index];
+  left.store(tile.num_ranges, std::memory_order_relaxed);  // for the next call, which a barrier sets apart
+  merge_ranges(call, tile, kv_head);
 }
 
 void PagedAttention::merge_ranges(const AttentionCall& call, const QueryTile& tile, int32_t kv_head) {

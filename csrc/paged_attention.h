@@ -44,9 +44,12 @@ class PagedAttention {
   AttentionItem item_of(const AttentionCall& call, const AttentionUnit& unit, int32_t range) const;
   void add_rows(const AttentionCall& call, const QueryTile& tile, int32_t kv_head, int32_t range, float* partials,
                 std::vector<AttentionRow>& rows) const;
+  void attend(const AttentionCall& call, const AttentionUnit& unit, int32_t range, const AttentionUnit* next,
+              Workspace& workspace) const;
   void run_whole(const AttentionCall& call, const AttentionUnit& unit, Workspace& workspace);
   void run_range(const AttentionCall& call, const AttentionUnit& unit, const AttentionUnit* next,
                  Workspace& workspace);
+  void end_range(const AttentionCall& call, int32_t tile_index, int32_t kv_head);
   void merge_ranges(const AttentionCall& call, const QueryTile& tile, int32_t kv_head);
   void finish(const AttentionCall& call, const QueryTile& tile, int32_t kv_head, const float* totals) const;
   float* partials_of(const AttentionCall& call, const QueryTile& tile, int32_t kv_head, int32_t range) const;

@@ -157,3 +157,42 @@ class PagedAttention:
         share_prefixes: bool = True,
     ) -> npt.NDArray[np.float32]:
         """q [T, width] attends through the tables [S, W]: [T, width]. See StepInputs for the arrays."""
+
+class PagedAttention:
+    """Attention over K and V memory of its own, with its own threads: for tests and benchmarks."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_kv_heads: int,
+        group_heads: int,
+        head_dim: int,
+        block_size: int,
+        num_blocks: int,
+        is_half: bool = True,
+        num_threads: int = 1,
+        isa: str = "",
+    ) -> None:
+        """group_heads: query heads a kv head. Raises ValueError naming the argument."""
+
+    @property
+    def kv_memory(self) -> npt.NDArray[np.uint8]:
+        """All layers, laid out as octavo.kernels.kv_layout says; zero at first."""
+
+    def run(
+        self,
+        q: npt.NDArray[np.float32],
+        block_tables: npt.NDArray[np.int32],
+        query_start: npt.NDArray[np.int32],
+        context_lens: npt.NDArray[np.int32],
+        *,
+        layer: int = 0,
+        scale: float = 1.0,
+        share_prefixes: bool = True,
+    ) -> npt.NDArray[np.float32]:
+        """Attention of the tokens q [T, query heads * head_dim]: the same shape.
+
+        The int32 arrays are those of StepInputs. share_prefixes: let sequences whose tables agree over a
+        range go through it together; changes no bit. Raises ValueError naming the array.
+        """
