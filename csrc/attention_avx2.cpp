@@ -39,6 +39,8 @@ class Fetcher {
     num_runs_ = is_part() ? 2 * item.num_heads : (count + kv.block_size - 1) / kv.block_size;
     const int32_t panel = (is_part() ? kSpan : kv.block_size) * kv.head_dim * element_bytes_;
     run_bytes_ = is_part() ? panel : 2 * panel * item.num_heads;
+    for (run_ = num_runs_ - 1; run_ >= 0; --run_) touch_pages();
+    run_ = 0;
     at_ = run();
   }
 
@@ -55,6 +57,12 @@ class Fetcher {
 
  private:
   static constexpr int kLine = 64;
+
+  // Looking up addresses is slow, so it starts for all pages at once, well before their lines are fetched.
+  void touch_pages() const {
+    const char* page = run();
+    for (int32_t i = 0; i < run_bytes_; i += 4096) _mm_prefetch(page + i, _MM_HINT_T1);
+  }
 
   // A block holds more than the span: then a run is a part of one panel, else all panels of a block.
   bool is_part() const { return kv_->block_size > kSpan; }

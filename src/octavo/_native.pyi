@@ -128,37 +128,6 @@ class LinearTimer:
         """Bytes of one packed copy."""
 
 class PagedAttention:
-    """Attention over K and V memory of its own. group_heads: query heads a kv head."""
-
-    def __init__(
-        self,
-        *,
-        num_layers: int,
-        num_kv_heads: int,
-        group_heads: int,
-        head_dim: int,
-        block_size: int,
-        num_blocks: int,
-        is_half: bool = True,
-        num_threads: int = 1,
-        isa: str = "",
-    ) -> None: ...
-    @property
-    def kv_memory(self) -> npt.NDArray[np.uint8]: ...
-    def run(
-        self,
-        q: npt.NDArray[np.float32],
-        block_tables: npt.NDArray[np.int32],
-        query_start: npt.NDArray[np.int32],
-        context_lens: npt.NDArray[np.int32],
-        *,
-        layer: int = 0,
-        scale: float = 1.0,
-        share_prefixes: bool = True,
-    ) -> npt.NDArray[np.float32]:
-        """q [T, width] attends through the tables [S, W]: [T, width]. See StepInputs for the arrays."""
-
-class PagedAttention:
     """Attention over K and V memory of its own, with its own threads: for tests and benchmarks."""
 
     def __init__(

@@ -1,10 +1,11 @@
-"""Attention alone: long contexts cut into ranges, shared prefixes, and the same bits whoever is in the step."""
+"""Attention alone: long contexts in ranges, shared prefixes, the same bits whoever is in the step."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -120,17 +121,17 @@ def twin(
     memory = cache.kv_memory.view(np.float16 if is_half else np.float32).astype(np.float64)
     panels = memory.reshape(-1, kv_heads, 2, block_size * head_dim)[list(query.table)]
     k = panels[:, :, 0].reshape(-1, kv_heads, block_size // lanes, head_dim, lanes)
-    k = k.transpose(0, 2, 4, 1, 3).reshape(-1, kv_heads, head_dim)
+    keys = k.transpose(0, 2, 4, 1, 3).reshape(-1, kv_heads, head_dim)
     v = panels[:, :, 1].reshape(-1, kv_heads, block_size, head_dim)
-    v = v.transpose(0, 2, 1, 3).reshape(-1, kv_heads, head_dim)
+    values = v.transpose(0, 2, 1, 3).reshape(-1, kv_heads, head_dim)
     q = query.rows(SHAPE).astype(np.float64).reshape(-1, kv_heads, group_heads, head_dim)
     out = np.empty_like(q)
     for t in range(len(q)):
         visible = query.context_len - query.num_tokens + t + 1
-        scores = np.einsum("hgd,phd->hgp", q[t], k[:visible]) * SCALE
+        scores = np.einsum("hgd,phd->hgp", q[t], keys[:visible]) * SCALE
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
-        out[t] = np.einsum("hgp,phd->hgd", weights, v[:visible])
+        out[t] = np.einsum("hgp,phd->hgd", weights, values[:visible])
     return out.reshape(len(q), -1)
 
 
@@ -243,14 +244,8 @@ def test_tables_that_differ_in_one_block_are_not_shared(isa: str) -> None:
 
 
 def test_names_the_bad_argument() -> None:
-    good = {
-        "num_layers": 1,
-        "num_kv_heads": 1,
-        "group_heads": 1,
-        "head_dim": 8,
-        "block_size": 4,
-        "num_blocks": 2,
-    }
+    sizes = {"num_layers": 1, "num_kv_heads": 1, "group_heads": 1, "num_blocks": 2}
+    good: dict[str, Any] = {**sizes, "head_dim": 8, "block_size": 4}
     for name, value in [("block_size", 5), ("head_dim", 12), ("num_blocks", 0), ("isa", "abacus")]:
         with pytest.raises(ValueError, match=name):
             _native.PagedAttention(**{**good, name: value})
