@@ -11,8 +11,9 @@
 
 #include "avx2_math.h"
 
-// Unrolled early, so that arrays of accumulators become registers.
+// Unrolled early, so that arrays of accumulators become registers. And never, so that they stay there.
 #define OCTAVO_UNROLL _Pragma("GCC unroll 16")
+#define OCTAVO_NO_UNROLL _Pragma("GCC unroll 1")
 
 namespace octavo::avx2 {
 namespace {
@@ -124,7 +125,7 @@ inline void score(const AttentionRow* rows, int32_t head_dim, const Span<Element
     }
     for (int32_t d = 0; d < head_dim; d += 4) {
       ahead.fetch<lines<Element>(N * 4 * kTilePositions)>();
-      OCTAVO_UNROLL for (int i = 0; i < 4; ++i) score_dimension<Rows, N>(q, span.k + tile, d + i, sums);
+      OCTAVO_NO_UNROLL for (int i = 0; i < 4; ++i) score_dimension<Rows, N>(q, span.k + tile, d + i, sums);
     }
     OCTAVO_UNROLL for (int r = 0; r < Rows; ++r) {
       OCTAVO_UNROLL for (int n = 0; n < N; ++n) {
