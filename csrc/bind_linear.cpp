@@ -87,16 +87,17 @@ class OwnedMatrix {
 // Rows of activations, quantised; the vectors stay empty for float weights.
 struct QuantizedRows {
   std::vector<int8_t> quants;
-  std::vector<float> scales;
-  std::vector<float> scaled_sums;
+  std::vector<int32_t> factors;
+  std::vector<float> sums;
+  std::vector<float> units;
 
   QuantizedRows(const KernelTable& table, const Rows& x)
-      : quants(x.size()), scales(x.size() / kGroupSize), scaled_sums(x.size() / kGroupSize) {
+      : quants(x.size()), factors(x.size() / kGroupSize), sums(x.size() / kGroupSize), units(x.shape(0)) {
     const int64_t cols = x.shape(1);
     const int64_t groups = cols / kGroupSize;
     for (size_t i = 0; i < x.shape(0); ++i) {
-      table.quantize_row(x.data() + i * cols, cols, quants.data() + i * cols, scales.data() + i * groups,
-                         scaled_sums.data() + i * groups);
+      table.quantize_row(x.data() + i * cols, cols,
+                         {quants.data() + i * cols, factors.data() + i * groups, sums.data() + i * groups, &units[i]});
     }
   }
 };
@@ -120,13 +121,14 @@ FloatArray linear(const OwnedMatrix& packed, const Rows& x, const std::string& i
     }
     memcpy(out.data(), accumulate_into->data(), out.nbytes());
   }
-  octavo::Activations activations{x.data(), w.cols, nullptr, nullptr, nullptr};
+  octavo::Activations activations{x.data(), w.cols, nullptr, nullptr, nullptr, nullptr};
   std::optional<QuantizedRows> quantized;
   if (octavo::is_quantized(w.type)) {
     quantized.emplace(table, x);
     activations.quants = quantized->quants.data();
-    activations.scales = quantized->scales.data();
-    activations.scaled_sums = quantized->scaled_sums.data();
+    activations.factors = quantized->factors.data();
+    activations.sums = quantized->sums.data();
+    activations.units = quantized->units.data();
   }
   table.linear(w, activations, m, begin, end, out.data(), w.rows, accumulate_into.has_value());
   return out;
@@ -138,12 +140,14 @@ nb::tuple quantize_row(const Rows& x, const std::string& isa) {
   const size_t m = x.shape(0);
   const size_t groups = x.shape(1) / kGroupSize;
   auto quants = new_array<int8_t>({m, x.shape(1)});
-  auto scales = new_array<float>({m, groups});
-  auto scaled_sums = new_array<float>({m, groups});
+  auto factors = new_array<int32_t>({m, groups});
+  auto sums = new_array<float>({m, groups});
+  auto units = new_array<float>({m});
   std::copy(rows.quants.begin(), rows.quants.end(), quants.data());
-  std::copy(rows.scales.begin(), rows.scales.end(), scales.data());
-  std::copy(rows.scaled_sums.begin(), rows.scaled_sums.end(), scaled_sums.data());
-  return nb::make_tuple(quants, scales, scaled_sums);
+  for (size_t i = 0; i < rows.factors.size(); ++i) factors.data()[i] = rows.factors[i] & 0x7fff;
+  std::copy(rows.sums.begin(), rows.sums.end(), sums.data());
+  std::copy(rows.units.begin(), rows.units.end(), units.data());
+  return nb::make_tuple(quants, factors, sums, units);
 }
 
 FloatArray dequantize_rows(const OwnedMatrix& packed, const RowIds& row_ids, const std::string& isa) {
@@ -171,8 +175,9 @@ void bind_linear(nb::module_& module) {
              "x [m, cols] float32 times the matrix, transposed: float32 [m, rows], plus accumulate_into if given "
              "(a copy of it; it is not changed). tiles: a range of tiles of 8 rows to compute; others stay 0.");
   module.def("quantize_row", &quantize_row, nb::arg("x"), nb::arg("isa") = "",
-             "Quantises x [m, cols] float32, row by row, in groups of 32: int8 [m, cols], float32 scales "
-             "[m, cols / 32], float32 scale times sum of quants [m, cols / 32].");
+             "Quantises x [m, cols] float32, row by row, in groups of 32: quants int8 [m, cols], factors int32 "
+             "[m, cols / 32], factor times sum of quants float32 [m, cols / 32], units float32 [m]. A value is "
+             "unit times factor times quant.");
   module.def("dequantize_rows", &dequantize_rows, nb::arg("packed"), nb::arg("row_ids"), nb::arg("isa") = "",
              "Rows of the matrix as float32 [num_ids, cols]; row_ids: int64.");
 }

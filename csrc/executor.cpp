@@ -100,8 +100,9 @@ void Executor::allocate_activations() {
     const auto take_floats = [&](int64_t size) { return reinterpret_cast<float*>(take(size * 4)); };
     for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i] = take_floats(max_num_tokens_ * program_.widths[i]);
     quants_ = reinterpret_cast<int8_t*>(take(max_num_tokens_ * program_.quantized_width));
-    scales_ = take_floats(num_groups);
-    scaled_sums_ = take_floats(num_groups);
+    factors_ = reinterpret_cast<int32_t*>(take(num_groups * 4));
+    sums_ = take_floats(num_groups);
+    units_ = take_floats(max_num_tokens_);
     if (is_counting) activation_memory_ = HugeMemory(num_bytes);
   }
 }
@@ -240,8 +241,8 @@ void Executor::run_step(const NormRow& step, int64_t row) {
 
 void Executor::run_step(const QuantizeRow& step, int64_t row) {
   const int64_t width = program_.widths[step.x], num_groups = width / kGroupSize;
-  kernels_.quantize_row(this->row(step.x, row), width, quants_ + row * width, scales_ + row * num_groups,
-                        scaled_sums_ + row * num_groups);
+  const QuantizedRow out{quants_ + row * width, factors_ + row * num_groups, sums_ + row * num_groups, units_ + row};
+  kernels_.quantize_row(this->row(step.x, row), width, out);
 }
 
 void Executor::run_step(const RopeRow& step, int64_t row) {
@@ -307,8 +308,8 @@ void Executor::multiply(const LinearStep& step, int64_t tile_begin, int64_t tile
                         float* out, int64_t out_stride) const {
   const PackedMatrix part = part_of(*step.matrix, tile_begin, tile_end);
   const int64_t cols = part.cols, num_groups = cols / kGroupSize;
-  const Activations x{row(step.x, begin), cols, quants_ + begin * cols, scales_ + begin * num_groups,
-                      scaled_sums_ + begin * num_groups};
+  const Activations x{row(step.x, begin), cols, quants_ + begin * cols, factors_ + begin * num_groups,
+                      sums_ + begin * num_groups, units_ + begin};
   kernels_.linear(part, x, count, 0, part.num_tiles, out, out_stride, step.accumulate);
   if (step.bias == nullptr) return;
   const float* bias = step.bias + tile_begin * kTileRows;

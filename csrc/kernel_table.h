@@ -38,9 +38,19 @@ struct PackedMatrix {
 struct Activations {
   const float* values;      // [m][cols], row stride value_stride floats
   int64_t value_stride;
-  const int8_t* quants;     // [m][cols], values / scale rounded to nearest even, in -127..127
-  const float* scales;      // [m][cols / kGroupSize]
-  const float* scaled_sums; // [m][cols / kGroupSize]: scale * sum of the group's quants
+  const int8_t* quants;     // [m][cols]
+  const int32_t* factors;   // [m][cols / kGroupSize]
+  const float* sums;        // [m][cols / kGroupSize]
+  const float* units;       // [m]
+};
+
+// One quantised row: value = unit * factor of its group * quant. A row has one unit, and its groups have whole
+// factors, so that a matmul can multiply by a factor where it adds integers anyway.
+struct QuantizedRow {
+  int8_t* quants;    // [cols], in -127..127
+  int32_t* factors;  // [cols / kGroupSize], in 0..32767, times 65537: once in each int16, for instructions on pairs
+  float* sums;       // [cols / kGroupSize], factor * sum of the group's quants
+  float* unit;       // largest magnitude of the row / (127 * 32767), or 0 where that is not a normal float
 };
 
 // K and V of one layer: [block][kv_head][K panel | V panel], panels of block_size * head_dim elements.
@@ -79,7 +89,7 @@ struct KernelTable {
 
   // --- linear_*.cpp ---
   // Layout is the same for every ISA, so packing is portable code; the table only computes.
-  void (*quantize_row)(const float* x, int64_t cols, int8_t* quants, float* scales, float* scaled_sums);
+  void (*quantize_row)(const float* x, int64_t cols, const QuantizedRow& out);
   // out[i * out_stride + r] = dot(row i, weight row r) for i in [0, m), r in tiles [tile_begin, tile_end),
   // r < rows. accumulate: adds to what is there, dot first: out = out + dot.
   void (*linear)(const PackedMatrix& w, const Activations& x, int64_t m, int64_t tile_begin, int64_t tile_end,

@@ -1,45 +1,10 @@
-// Matmul kernels for AVX2, FMA and F16C. One lane is one output row, so nothing is summed across lanes.
-//
-// A block is M rows of activations by T tiles of weights. Block sizes change what is shared, never the
-// operations that make one output element: that is what keeps a row the same in any batch.
-#include "linear_kernels.h"
-
+// Matmul kernels for AVX2, FMA and F16C: blocks that read packed weights as they lie in memory.
 #include <immintrin.h>
 
-#include "packed_layout.h"
-
-// Arrays of vectors stay in registers only where every index is a constant.
-#define OCTAVO_UNROLL _Pragma("GCC unroll 16")
+#include "linear_blocks_avx2.h"
 
 namespace octavo::avx2 {
 namespace {
-
-// The arguments of linear() that do not change from block to block.
-struct Job {
-  const PackedMatrix& w;
-  const Activations& x;
-  float* out;
-  int64_t out_stride;
-  bool accumulate;
-};
-
-// Dots of `num_rows` rows with `num_tiles` tiles, [row][tile][lane], to their places in the output.
-void store_dots(const Job& job, int64_t row, int num_rows, int64_t tile, int num_tiles, const float* dots) {
-  for (int i = 0; i < num_rows; ++i) {
-    for (int t = 0; t < num_tiles; ++t, dots += kTileRows) {
-      const int64_t begin = (tile + t) * kTileRows;
-      float* out = job.out + (row + i) * job.out_stride + begin;
-      if (begin + kTileRows <= job.w.rows) {
-        const __m256 lanes = _mm256_load_ps(dots);
-        _mm256_storeu_ps(out, job.accumulate ? _mm256_add_ps(_mm256_loadu_ps(out), lanes) : lanes);
-        continue;
-      }
-      for (int lane = 0; begin + lane < job.w.rows; ++lane) {
-        out[lane] = job.accumulate ? out[lane] + dots[lane] : dots[lane];
-      }
-    }
-  }
-}
 
 template <int M, int T>
 inline void store_block(const Job& job, int64_t row, int64_t tile, const __m256 (&acc)[M][T]) {
@@ -50,63 +15,7 @@ inline void store_block(const Job& job, int64_t row, int64_t tile, const __m256 
   store_dots(job, row, M, tile, T, dots[0][0]);
 }
 
-// A block reads its tiles at a steady pace, and asks at the same pace for those that come next but one.
-// Without it one core gets a third of the memory's bandwidth. A prefetch past the end does nothing.
-template <int num_bytes>
-inline void prefetch(const uint8_t* bytes) {
-  OCTAVO_UNROLL for (int byte = 0; byte < num_bytes; byte += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(bytes) + byte, _MM_HINT_T0);
-  }
-}
-
-inline __m256i broadcast4(const int8_t* bytes) {
-  int32_t word;
-  memcpy(&word, bytes, 4);
-  return _mm256_set1_epi32(word);
-}
-
-inline __m256i load(const uint8_t* bytes) {
-  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));
-}
-
-inline __m256 load_halves(const uint8_t* bytes) {
-  return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)));
-}
-
-// Has the compiler compute `value` here. It would rather collect all additions of a group at its end, and
-// spill the products until then.
-inline void compute_now(__m256i& value) { asm("" : "+x"(value)); }
-
-// dots[i][t] = integer dots of a group of 4-bit weights, as unsigned 0..15, with int8 activations.
-// An int16 lane takes 8 sums of two products: 8 · 2 · 15 · 127 = 30480 fits.
-template <int M, int T>
-inline void dots_of_nibbles(const uint8_t* const (&quants)[T], const int8_t* const (&x)[M],
-                            __m256i (&dots)[M][T]) {
-  const __m256i mask = _mm256_set1_epi8(15);
-  OCTAVO_UNROLL for (int half = 0; half < 8; ++half) {
-    const int v = half / 2;
-    const bool is_high = half % 2;
-    __m256i nibbles[T];
-    OCTAVO_UNROLL for (int t = 0; t < T; ++t) {
-      const __m256i pairs = load(quants[t] + v * 32);
-      nibbles[t] = _mm256_and_si256(is_high ? _mm256_srli_epi16(pairs, 4) : pairs, mask);
-    }
-    OCTAVO_UNROLL for (int i = 0; i < M; ++i) {
-      const __m256i x_quad = broadcast4(x[i] + is_high * 16 + v * 4);
-      OCTAVO_UNROLL for (int t = 0; t < T; ++t) {
-        const __m256i products = _mm256_maddubs_epi16(nibbles[t], x_quad);
-        dots[i][t] = half == 0 ? products : _mm256_add_epi16(dots[i][t], products);
-        compute_now(dots[i][t]);
-      }
-    }
-  }
-  const __m256i ones = _mm256_set1_epi16(1);
-  OCTAVO_UNROLL for (int i = 0; i < M; ++i) {
-    OCTAVO_UNROLL for (int t = 0; t < T; ++t) dots[i][t] = _mm256_madd_epi16(dots[i][t], ones);
-  }
-}
-
-// The same for int8 weights: |w| · sign(x, w), exact because 2 · 128 · 127 = 32512 fits an int16.
+// dots[i][t] = integer dots of a group of int8 weights: |w| · sign(x, w), exact because 2 · 128 · 127 = 32512 fits an int16.
 template <int M, int T>
 inline void dots_of_bytes(const uint8_t* const (&quants)[T], const int8_t* const (&x)[M],
                           __m256i (&dots)[M][T]) {
@@ -129,6 +38,12 @@ inline void dots_of_bytes(const uint8_t* const (&quants)[T], const int8_t* const
   }
 }
 
+// acc + a group of int8 weights. Integers up to 32 · 128 · 127 are exact as floats.
+inline __m256 add_bytes(__m256i dots, __m256i factors, __m256 scales, __m256 acc) {
+  const __m256 factor = _mm256_cvtepi32_ps(_mm256_srli_epi32(factors, 16));
+  return _mm256_fmadd_ps(scales, _mm256_mul_ps(_mm256_cvtepi32_ps(dots), factor), acc);
+}
+
 template <WeightType W, int M, int T>
 void quantized_block(const Job& job, int64_t row, int64_t tile) {
   constexpr GroupFormat format = group_format(W);
@@ -141,13 +56,11 @@ void quantized_block(const Job& job, int64_t row, int64_t tile) {
   }
   for (int64_t g = 0; g < num_groups; ++g) {
     prefetch<T * format.tile_bytes()>(tiles + 2 * tile_bytes + g * T * format.tile_bytes());
+    const uint8_t* groups[T];
     const uint8_t* quants[T];
-    __m256 scales[T], minima[T];
     OCTAVO_UNROLL for (int t = 0; t < T; ++t) {
-      const uint8_t* group = tiles + t * tile_bytes + g * format.tile_bytes();
-      quants[t] = group + format.scale_bytes * kTileRows;
-      scales[t] = load_halves(group);
-      if constexpr (W == WeightType::Q4_1) minima[t] = load_halves(group + 2 * kTileRows);
+      groups[t] = tiles + t * tile_bytes + g * format.tile_bytes();
+      quants[t] = groups[t] + format.scale_bytes * kTileRows;
     }
     const int64_t x_group = row * num_groups + g;
     const int8_t* x[M];
@@ -156,18 +69,25 @@ void quantized_block(const Job& job, int64_t row, int64_t tile) {
     if constexpr (W == WeightType::Q8_0) {
       dots_of_bytes<M, T>(quants, x, dots);
     } else {
-      dots_of_nibbles<M, T>(quants, x, dots);
+      dots_of_nibbles<M, T>([&](int half, int t) { return nibbles_of(quants[t], half); }, x, dots);
     }
-    OCTAVO_UNROLL for (int i = 0; i < M; ++i) {
-      const __m256 x_scale = _mm256_broadcast_ss(job.x.scales + x_group + i * num_groups);
-      const __m256 x_sum = _mm256_broadcast_ss(job.x.scaled_sums + x_group + i * num_groups);
-      OCTAVO_UNROLL for (int t = 0; t < T; ++t) {
-        __m256 product = _mm256_mul_ps(_mm256_cvtepi32_ps(dots[i][t]), x_scale);
-        if constexpr (W == WeightType::Q4_0) product = _mm256_fnmadd_ps(_mm256_set1_ps(8.0f), x_sum, product);
-        acc[i][t] = _mm256_fmadd_ps(scales[t], product, acc[i][t]);
-        if constexpr (W == WeightType::Q4_1) acc[i][t] = _mm256_fmadd_ps(minima[t], x_sum, acc[i][t]);
+    OCTAVO_UNROLL for (int t = 0; t < T; ++t) {
+      const __m256 scales = load_halves(groups[t]);
+      const __m256 minima = minima_of<W>(groups[t], scales);
+      OCTAVO_UNROLL for (int i = 0; i < M; ++i) {
+        const __m256i factors = broadcast4(job.x.factors + x_group + i * num_groups);
+        if constexpr (W == WeightType::Q8_0) {
+          acc[i][t] = add_bytes(dots[i][t], factors, scales, acc[i][t]);
+        } else {
+          const __m256 x_sum = _mm256_broadcast_ss(job.x.sums + x_group + i * num_groups);
+          acc[i][t] = add_nibbles(dots[i][t], factors, x_sum, scales, minima, acc[i][t]);
+        }
       }
     }
+  }
+  OCTAVO_UNROLL for (int i = 0; i < M; ++i) {
+    const __m256 unit = _mm256_broadcast_ss(job.x.units + row + i);
+    OCTAVO_UNROLL for (int t = 0; t < T; ++t) acc[i][t] = _mm256_mul_ps(acc[i][t], unit);
   }
   store_block<M, T>(job, row, tile, acc);
 }
@@ -208,6 +128,7 @@ void float_block(const Job& job, int64_t row, int64_t tile) {
   store_block<M, T>(job, row, tile, acc);
 }
 
+constexpr bool is_nibbles(WeightType type) { return type == WeightType::Q4_0 || type == WeightType::Q4_1; }
 constexpr bool is_float(WeightType type) { return group_format(type).size == 1; }
 
 // Rows [row, row_end) with T tiles: blocks of M rows, then one of what is left.
@@ -230,6 +151,9 @@ void all_tiles(const Job& job, int64_t row, int64_t row_end, int64_t tile, int64
   if constexpr (T > 1) all_tiles<W, M, 1>(job, row, row_end, tile, tile_end);
 }
 
+// From so many rows on it pays to unpack 4-bit weights first.
+constexpr int64_t kRowsForPanels = 12;
+
 // Rows of activations that stay in the caches while all tiles pass by.
 constexpr int64_t kRowsInCache = 64;
 
@@ -238,6 +162,7 @@ void linear_of(const Job& job, int64_t m, int64_t tile_begin, int64_t tile_end) 
   // One row is bound by memory, and one tile at a time is the plainest stream. Floats need two even then:
   // the additions of one tile wait for each other.
   if (m == 1 && !is_float(W)) return all_tiles<W, 1, 1>(job, 0, m, tile_begin, tile_end);
+  if (m >= kRowsForPanels && is_nibbles(W)) return linear_by_panels(job, m, tile_begin, tile_end);
   for (int64_t row = 0; row < m; row += kRowsInCache) {
     const int64_t row_end = row + kRowsInCache < m ? row + kRowsInCache : m;
     all_tiles<W, 4, 2>(job, row, row_end, tile_begin, tile_end);

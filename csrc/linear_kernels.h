@@ -5,7 +5,7 @@
 
 namespace octavo::portable {
 
-void quantize_row(const float* x, int64_t cols, int8_t* quants, float* scales, float* scaled_sums);
+void quantize_row(const float* x, int64_t cols, const QuantizedRow& out);
 void linear(const PackedMatrix& w, const Activations& x, int64_t m, int64_t tile_begin, int64_t tile_end,
             float* out, int64_t out_stride, bool accumulate);
 void dequantize_row(const PackedMatrix& w, int64_t row, float* out);
@@ -14,7 +14,7 @@ void dequantize_row(const PackedMatrix& w, int64_t row, float* out);
 
 namespace octavo::avx2 {
 
-void quantize_row(const float* x, int64_t cols, int8_t* quants, float* scales, float* scaled_sums);
+void quantize_row(const float* x, int64_t cols, const QuantizedRow& out);
 void linear(const PackedMatrix& w, const Activations& x, int64_t m, int64_t tile_begin, int64_t tile_end,
             float* out, int64_t out_stride, bool accumulate);
 void dequantize_row(const PackedMatrix& w, int64_t row, float* out);

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "packed_layout.h"
+#include "quantized_row.h"
 
 namespace octavo::portable {
 namespace {
@@ -81,11 +82,11 @@ inline float element_at(WeightType type, const uint8_t* tile, int64_t col, int l
 // acc += the group's share of the dot product with one row of activations. Products and sums of quants are
 // whole numbers below 2^24: exact as floats, which every target multiplies well.
 template <WeightType W>
-inline void add_group(const Group& group, const int8_t* x, float x_scale, float x_scaled_sum, Lanes& acc) {
+inline void add_group(const Group& group, const int8_t* x, float factor, float x_sum, Lanes& acc) {
   Lanes dots = {};
   for (int k = 0; k < kGroupSize; ++k) dots.add_product(group.quants[k], static_cast<float>(x[k]));
-  acc.add_product(group.scales, Lanes{dots.low * x_scale, dots.high * x_scale});
-  if (W == WeightType::Q4_1) acc.add_product(group.minima, x_scaled_sum);
+  acc.add_product(group.scales, Lanes{dots.low * factor, dots.high * factor});
+  if (W == WeightType::Q4_1) acc.add_product(group.minima, x_sum);
 }
 
 constexpr int kMaxRows = 8;  // rows of activations that share the unpacking of a tile
@@ -100,7 +101,7 @@ void quantized_dots(const PackedMatrix& w, const uint8_t* tile, const Activation
     unpack<W>(tile, group);
     for (int i = 0; i < count; ++i) {
       const int64_t at = (first + i) * num_groups + g;
-      add_group<W>(group, x.quants + at * kGroupSize, x.scales[at], x.scaled_sums[at], acc[i]);
+      add_group<W>(group, x.quants + at * kGroupSize, static_cast<float>(x.factors[at] & 0x7fff), x.sums[at], acc[i]);
     }
   }
 }
@@ -131,28 +132,36 @@ Dots dots_of(WeightType type) {
   return quantized_dots<WeightType::Q4_1>;
 }
 
+// As integers, magnitudes keep their order and NaN is the greatest: it reaches the unit.
+uint32_t greatest_magnitude(const float* x, int64_t count) {
+  uint32_t greatest = 0;
+  for (int64_t k = 0; k < count; ++k) {
+    const uint32_t magnitude = bits_of(x[k]) & 0x7fffffff;
+    greatest = magnitude > greatest ? magnitude : greatest;
+  }
+  return greatest;
+}
+
 }  // namespace
 
-void quantize_row(const float* x, int64_t cols, int8_t* quants, float* scales, float* scaled_sums) {
-  for (int64_t g = 0; g < cols / kGroupSize; ++g, x += kGroupSize, quants += kGroupSize) {
-    // As integers, magnitudes keep their order and NaN is the greatest: it reaches the scale.
-    uint32_t greatest = 0;
-    for (int k = 0; k < kGroupSize; ++k) {
-      const uint32_t magnitude = bits_of(x[k]) & 0x7fffffff;
-      greatest = magnitude > greatest ? magnitude : greatest;
-    }
-    const float scale = float_of(greatest) / 127.0f;
+void quantize_row(const float* x, int64_t cols, const QuantizedRow& out) {
+  const float unit = unit_of(float_of(greatest_magnitude(x, cols)));
+  *out.unit = unit;
+  for (int64_t g = 0; g < cols / kGroupSize; ++g, x += kGroupSize) {
+    const float factor = factor_of(float_of(greatest_magnitude(x, kGroupSize)), unit);
+    const float inverse = inverse_of(factor, unit);
+    int8_t* quants = out.quants + g * kGroupSize;
     int32_t sum = 0;
     for (int k = 0; k < kGroupSize; ++k) {
-      // The bounds matter where the scale is subnormal or not finite; NaN becomes 127.
-      float quotient = scale == 0.0f ? 0.0f : x[k] / scale;
+      // The bounds matter where a value is not finite; NaN becomes 127.
+      float quotient = x[k] * inverse;
       quotient = quotient < 127.0f ? quotient : 127.0f;
       quotient = quotient > -127.0f ? quotient : -127.0f;
       quants[k] = static_cast<int8_t>(lrintf(quotient));
       sum += quants[k];
     }
-    scales[g] = scale;
-    scaled_sums[g] = scale * static_cast<float>(sum);
+    out.factors[g] = static_cast<int32_t>(factor) * 65537;
+    out.sums[g] = factor * static_cast<float>(sum);
   }
 }
 
@@ -166,8 +175,10 @@ void linear(const PackedMatrix& w, const Activations& x, int64_t m, int64_t tile
       Lanes acc[kMaxRows] = {};
       dots(w, tile, x, first, count, acc);
       for (int i = 0; i < count; ++i) {
+        const float unit = is_quantized(w.type) ? x.units[first + i] : 1.0f;
         float lanes[kTileRows];
         memcpy(lanes, &acc[i], sizeof lanes);
+        for (float& dot : lanes) dot *= unit;
         float* row = out + (first + i) * out_stride + t * kTileRows;
         for (int lane = 0; lane < kTileRows && t * kTileRows + lane < w.rows; ++lane) {
           row[lane] = accumulate ? row[lane] + lanes[lane] : lanes[lane];

@@ -90,8 +90,10 @@ def linear(
 
 def quantize_row(
     x: npt.NDArray[np.float32], isa: str = ""
-) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Quants, scales and scaled sums of rows x [m, cols]."""
+) -> tuple[
+    npt.NDArray[np.int8], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.float32]
+]:
+    """Quants, factors, sums and units of rows x [m, cols]: a value is unit · factor · quant."""
 
 def dequantize_rows(
     packed: PackedMatrix, row_ids: npt.NDArray[np.int64], isa: str = ""

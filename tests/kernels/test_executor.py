@@ -75,7 +75,9 @@ class QuantizingReference(ReferenceExecutor):
             return
         exact = buffers[op.x]
         groups = exact.reshape(len(exact), -1, 32)
-        scales = np.abs(groups).max(axis=2, keepdims=True) / 127
+        units = np.abs(exact).max(axis=1)[:, None, None] / (127 * 32767)
+        units[units == 0] = 1
+        scales = units * np.ceil(np.abs(groups).max(axis=2, keepdims=True) / (127 * units)).clip(max=32767)
         rounded = np.rint(groups / np.where(scales == 0, 1, scales)) * scales
         buffers[op.x] = rounded.reshape(exact.shape)
         super()._apply(op, buffers, inputs)

@@ -19,7 +19,7 @@ QUANTIZED = (WeightType.Q8_0, WeightType.Q4_0, WeightType.Q4_1)
 FLOAT = (WeightType.F32, WeightType.F16, WeightType.BF16)
 TYPES = QUANTIZED + FLOAT
 ROWS = (1, 7, 8, 9, 24, 100)
-BATCHES = (1, 2, 3, 5, 8, 17, 33)
+BATCHES = (1, 2, 3, 5, 8, 11, 12, 17, 33, 71, 131)
 
 
 def has_isa(isa: str) -> bool:
@@ -97,21 +97,29 @@ def random_rows(m: int, cols: int, seed: int = 1) -> Floats:
     return np.random.default_rng(seed).standard_normal((m, cols), dtype=np.float32)
 
 
-def quantized(x: Floats) -> tuple[npt.NDArray[np.int8], Floats, Floats]:
-    """What quantize_row promises, for finite x: quants, scales, scales · sums of quants."""
+Quantized = tuple[npt.NDArray[np.int8], npt.NDArray[np.int32], Floats, Floats]
+
+
+def quantized(x: Floats) -> Quantized:
+    """What quantize_row promises, for finite x: quants, factors, sums and units."""
+    one = np.float32(1)
     groups = x.reshape(x.shape[0], -1, 32)
-    scales = np.abs(groups).max(axis=2) / np.float32(127)
-    quotients = np.divide(groups, scales[..., None], out=np.zeros_like(groups), where=scales[..., None] != 0)
-    quants = np.rint(quotients).clip(-127, 127).astype(np.int8)
+    units = np.abs(x).max(axis=1) / np.float32(127 * 32767)
+    units[units < np.finfo(np.float32).tiny] = 0
+    unit = np.where(units == 0, one, units)[:, None]
+    factors = np.ceil(np.abs(groups).max(axis=2) / (np.float32(127) * unit)).clip(max=32767)
+    factors[units == 0] = 0
+    inverse = np.where(factors == 0, 0, one / (np.where(factors == 0, one, factors) * unit))
+    quants = np.rint(groups * inverse[..., None]).clip(-127, 127).astype(np.int8)
     sums = quants.sum(axis=2, dtype=np.int32).astype(np.float32)
-    return quants.reshape(x.shape), scales, scales * sums
+    return quants.reshape(x.shape), factors.astype(np.int32), factors * sums, units
 
 
 def as_the_matmul_sees(x: Floats, weight_type: WeightType) -> npt.NDArray[np.float64]:
     if weight_type in FLOAT:
         return x.astype(np.float64)
-    quants, scales, _ = quantized(x)
-    return quants.astype(np.float64) * np.repeat(scales, 32, axis=1)
+    quants, factors, _, units = quantized(x)
+    return quants * np.repeat(factors, 32, axis=1) * units.astype(np.float64)[:, None]
 
 
 def check_product(matrix: Matrix, x: Floats, out: Floats) -> None:
@@ -135,20 +143,34 @@ def test_quantize_row_is_exact(isa: str, cols: int) -> None:
 
 
 @every_isa
-def test_quantize_row_rounds_halves_to_even(isa: str) -> None:
-    x = np.zeros((1, 32), np.float32)
-    x[0, :7] = [127, 0.5, 1.5, 2.5, -0.5, -1.5, -126.5]
-    quants, scales, scaled_sums = _native.quantize_row(x, isa)
-    assert quants[0, :7].tolist() == [127, 0, 2, 2, 0, -2, -126]
-    assert (scales[0, 0], scaled_sums[0, 0]) == (1, 3)
+def test_quantize_row_stays_close_to_the_values(isa: str) -> None:
+    """Half a quant, and what a factor is rounded up by; groups of very different sizes share a row."""
+    x = random_rows(20, 320) * np.repeat(np.float32(10.0) ** -np.arange(10, dtype=np.float32), 32)
+    quants, factors, _, units = _native.quantize_row(x, isa)
+    step = np.repeat(factors, 32, axis=1) * units.astype(np.float64)[:, None]
+    greatest = np.repeat(np.abs(x.reshape(20, 10, 32)).max(axis=2), 32, axis=1)
+    assert np.all(np.abs(quants * step - x) <= 0.501 * step)
+    assert np.all(step <= greatest / 127 + units[:, None])
 
 
 @every_isa
-@pytest.mark.parametrize("greatest", [0.0, 1e-45, 2e-43, 1e-38, 3e38])
+def test_quantize_row_rounds_halves_to_even(isa: str) -> None:
+    x = np.zeros((1, 64), np.float32)
+    x[0, :7] = [127, 0.5, 1.5, 2.5, -0.5, -1.5, -126.5]
+    x[0, 32] = 32767 * 127  # so that the unit is 1
+    quants, factors, sums, units = _native.quantize_row(x, isa)
+    assert quants[0, :7].tolist() == [127, 0, 2, 2, 0, -2, -126]
+    assert (factors.tolist(), sums.tolist(), units.tolist()) == ([[1, 32767]], [[3, 32767 * 127]], [1])
+
+
+@every_isa
+@pytest.mark.parametrize("greatest", [0.0, 1e-45, 4.8e-32, 5e-32, 3e38])
 def test_quantize_row_at_the_ends_of_the_range(isa: str, greatest: float) -> None:
     x = np.linspace(-1, 1, 32, dtype=np.float32)[None] * np.float32(greatest)
-    for got, expected in zip(_native.quantize_row(x, isa), quantized(x), strict=True):
-        np.testing.assert_array_equal(got, expected)
+    got = _native.quantize_row(x, isa)
+    for one, expected in zip(got, quantized(x), strict=True):
+        np.testing.assert_array_equal(one, expected)
+    assert got[0].any() == (greatest > 4.9e-32)
 
 
 @every_isa
@@ -179,7 +201,7 @@ def test_quantize_row_is_the_same_on_every_isa() -> None:
 @every_type
 @pytest.mark.parametrize("rows", ROWS)
 def test_linear_against_numpy(isa: str, weight_type: WeightType, rows: int) -> None:
-    for cols in (32, 64, 96, 576) if weight_type in QUANTIZED else (1, 13, 32, 100, 576):
+    for cols in (32, 64, 96, 1600) if weight_type in QUANTIZED else (1, 13, 32, 100, 576):
         matrix = random_matrix(weight_type, rows, cols)
         for m in BATCHES:
             x = random_rows(m, cols)
@@ -233,9 +255,9 @@ def test_extreme_quants_do_not_saturate(isa: str, weight_type: WeightType, byte:
     for at in range(0, weight_type.group_bytes % 16, 2):
         data[:, at : at + 2] = np.array([1], np.float16).view(np.uint8)
     matrix = pack(weight_type, data.reshape(-1), rows, cols)
-    x = np.full((5, cols), 127 * sign, np.float32)
-    expected = x.astype(np.float64) @ matrix.values.T
-    np.testing.assert_array_equal(_native.linear(matrix.packed, x, isa), expected)
+    x = np.full((20, cols), 127 * sign, np.float32)
+    for m in (1, 5, 20):
+        check_product(matrix, x[:m], _native.linear(matrix.packed, x[:m], isa))
 
 
 @every_isa

@@ -1,0 +1,145 @@
+// Matmul of 4-bit weights with many rows, for AVX2 and FMA: weights are unpacked once for all rows.
+//
+// Two tiles by some hundred columns make a panel that stays in the L1 cache while the rows pass. What costs is
+// the multiplier ports, which maddubs, maddwd, mul and fma share: 11 of them for each 8 rows by 32 columns.
+#include <immintrin.h>
+
+#include "linear_blocks_avx2.h"
+
+namespace octavo::avx2 {
+namespace {
+
+constexpr int kRowsOfBlock = 4;
+constexpr int kRowsInCache = 128;  // rows that pass while a panel is in the cache
+constexpr int kPanelGroups = 24;
+
+// T tiles by kPanelGroups groups, unpacked.
+template <int T>
+struct Panel {
+  alignas(64) uint8_t nibbles[kPanelGroups][8][T][32];  // [group][half][tile], a byte each
+  alignas(32) float scales[kPanelGroups][T][kTileRows];
+  alignas(32) float minima[kPanelGroups][T][kTileRows];
+};
+
+template <WeightType W, int T>
+void unpack(const PackedMatrix& w, int64_t tile, int64_t group_begin, int num_groups, Panel<T>& panel) {
+  constexpr GroupFormat format = group_format(W);
+  for (int t = 0; t < T; ++t) {
+    const uint8_t* group = w.data + (tile + t) * w.tile_bytes + group_begin * format.tile_bytes();
+    for (int g = 0; g < num_groups; ++g, group += format.tile_bytes()) {
+      prefetch<format.tile_bytes()>(group + T * w.tile_bytes);  // the next panel comes while this one is at work
+      const __m256 scales = load_halves(group);
+      _mm256_store_ps(panel.scales[g][t], scales);
+      _mm256_store_ps(panel.minima[g][t], minima_of<W>(group, scales));
+      OCTAVO_UNROLL for (int half = 0; half < 8; ++half) {
+        _mm256_store_si256(reinterpret_cast<__m256i*>(panel.nibbles[g][half][t]),
+                           nibbles_of(group + format.scale_bytes * kTileRows, half));
+      }
+    }
+  }
+}
+
+// Where a panel stands in the work: its tile, its groups, and the rows that pass.
+struct Pass {
+  int64_t tile;
+  int64_t group;  // the first
+  int num_groups;
+  bool is_first, is_last;  // of the panels of the tile
+  int64_t row, num_rows;
+};
+
+// Dots of M rows from `row` on, to the output.
+template <int M, int T>
+void finish(const Job& job, const Pass& pass, int64_t row, __m256 (&acc)[M][T]) {
+  alignas(32) float dots[M][T][kTileRows];
+  const bool is_whole = (pass.tile + T) * kTileRows <= job.w.rows;
+  float* out = job.out + row * job.out_stride + pass.tile * kTileRows;
+  OCTAVO_UNROLL for (int i = 0; i < M; ++i) {
+    const __m256 unit = _mm256_broadcast_ss(job.x.units + row + i);
+    OCTAVO_UNROLL for (int t = 0; t < T; ++t) {
+      acc[i][t] = _mm256_mul_ps(acc[i][t], unit);
+      float* place = out + i * job.out_stride + t * kTileRows;
+      if (!is_whole) {
+        _mm256_store_ps(dots[i][t], acc[i][t]);
+      } else {
+        _mm256_storeu_ps(place, job.accumulate ? _mm256_add_ps(_mm256_loadu_ps(place), acc[i][t]) : acc[i][t]);
+      }
+    }
+  }
+  if (!is_whole) store_dots(job, row, M, pass.tile, T, dots[0][0]);
+}
+
+// Adds the panel's groups to the sums of M rows from `row` on; the last panel brings them to the output.
+template <int M, int T>
+void add_panel(const Job& job, const Pass& pass, const Panel<T>& panel, int64_t row, float (*sums)[T][kTileRows]) {
+  __m256 acc[M][T];
+  OCTAVO_UNROLL for (int i = 0; i < M; ++i) {
+    OCTAVO_UNROLL for (int t = 0; t < T; ++t) {
+      acc[i][t] = pass.is_first ? _mm256_setzero_ps() : _mm256_load_ps(sums[i][t]);
+    }
+  }
+  // Pointers that walk, and one stride: the fewest instructions beside the arithmetic.
+  const int64_t stride = job.w.cols / kGroupSize, first = row * stride + pass.group;
+  const int8_t* x_quants = job.x.quants + first * kGroupSize;
+  const int32_t* x_factors = job.x.factors + first;
+  const float* x_sums = job.x.sums + first;
+  for (int g = 0; g < pass.num_groups; ++g, x_quants += kGroupSize, ++x_factors, ++x_sums) {
+    const int8_t* quants[M];
+    OCTAVO_UNROLL for (int i = 0; i < M; ++i) quants[i] = x_quants + i * stride * kGroupSize;
+    __m256i dots[M][T];
+    dots_of_nibbles<M, T>([&](int half, int t) { return load(panel.nibbles[g][half][t]); }, quants, dots);
+    OCTAVO_UNROLL for (int i = 0; i < M; ++i) {
+      const __m256i factors = broadcast4(x_factors + i * stride);
+      const __m256 x_sum = _mm256_broadcast_ss(x_sums + i * stride);
+      OCTAVO_UNROLL for (int t = 0; t < T; ++t) {
+        acc[i][t] = add_nibbles(dots[i][t], factors, x_sum, _mm256_load_ps(panel.scales[g][t]),
+                                _mm256_load_ps(panel.minima[g][t]), acc[i][t]);
+      }
+    }
+  }
+  if (pass.is_last) return finish<M, T>(job, pass, row, acc);
+  OCTAVO_UNROLL for (int i = 0; i < M; ++i) {
+    OCTAVO_UNROLL for (int t = 0; t < T; ++t) _mm256_store_ps(sums[i][t], acc[i][t]);
+  }
+}
+
+// Blocks of M rows from row `i` of the pass on, then one of what is left.
+template <int M, int T>
+void add_panel_to_rows(const Job& job, const Pass& pass, const Panel<T>& panel, int64_t i,
+                       float (*sums)[T][kTileRows]) {
+  for (; i + M <= pass.num_rows; i += M) add_panel<M, T>(job, pass, panel, pass.row + i, sums + i);
+  if constexpr (M > 1) add_panel_to_rows<M - 1, T>(job, pass, panel, i, sums);
+}
+
+template <WeightType W, int T>
+void rows_by_tiles(const Job& job, int64_t row, int64_t num_rows, int64_t tile) {
+  const int64_t num_groups = job.w.cols / kGroupSize;
+  Panel<T> panel;
+  alignas(32) float sums[kRowsInCache][T][kTileRows];  // of the rows, between panels
+  for (int64_t g = 0; g < num_groups; g += kPanelGroups) {
+    const bool is_last = num_groups - g <= kPanelGroups;
+    const int count = static_cast<int>(is_last ? num_groups - g : kPanelGroups);
+    unpack<W, T>(job.w, tile, g, count, panel);
+    const Pass pass{tile, g, count, g == 0, is_last, row, num_rows};
+    add_panel_to_rows<kRowsOfBlock, T>(job, pass, panel, 0, sums);
+  }
+}
+
+template <WeightType W>
+void by_panels(const Job& job, int64_t m, int64_t tile_begin, int64_t tile_end) {
+  for (int64_t row = 0; row < m; row += kRowsInCache) {
+    const int64_t num_rows = m - row < kRowsInCache ? m - row : kRowsInCache;
+    int64_t tile = tile_begin;
+    for (; tile + 2 <= tile_end; tile += 2) rows_by_tiles<W, 2>(job, row, num_rows, tile);
+    if (tile < tile_end) rows_by_tiles<W, 1>(job, row, num_rows, tile);
+  }
+}
+
+}  // namespace
+
+void linear_by_panels(const Job& job, int64_t m, int64_t tile_begin, int64_t tile_end) {
+  if (job.w.type == WeightType::Q4_0) return by_panels<WeightType::Q4_0>(job, m, tile_begin, tile_end);
+  by_panels<WeightType::Q4_1>(job, m, tile_begin, tile_end);
+}
+
+}  // namespace octavo::avx2
