@@ -78,7 +78,8 @@ int64_t bucket_of(double weight) {
 }  // namespace
 
 TokenChooser::TokenChooser(int64_t vocab_size, const KernelTable& kernels)
-    : kernels_(kernels), vocab_size_(vocab_size), values_(vocab_size), ids_(vocab_size), counts_(vocab_size) {}
+    : kernels_(kernels), vocab_size_(vocab_size), values_(vocab_size), maxima_((vocab_size + kBlock - 1) / kBlock), ids_(vocab_size),
+      counts_(vocab_size) {}
 
 Choice TokenChooser::choose(const float* logits, const Draw& draw) {
   load(logits);
@@ -88,12 +89,9 @@ Choice TokenChooser::choose(const float* logits, const Draw& draw) {
   if (!std::isfinite(choice.best)) return choice;
   if (draw.temperature > 0.0) {
     if (draw.top_k > 0 && draw.top_k < vocab_size_) keep_largest(draw.top_k);
-    double sum = weigh(choice.best, draw.temperature);
-    if (draw.min_p > 0.0) {
-      keep_from(draw.min_p);
-      sum = sum_of(values_.data(), num_kept_);
-    }
-    if (draw.top_p < 1.0) keep_nucleus((draw.top_p - kTopPSlack) * sum);
+    kernels_.weigh(values_.data(), num_kept_, choice.best, draw.temperature);
+    if (draw.min_p > 0.0) keep_from(draw.min_p);
+    if (draw.top_p < 1.0) keep_nucleus((draw.top_p - kTopPSlack) * sum_of(values_.data(), num_kept_));
     choice.token_id = static_cast<int32_t>(id_of(draw_index(draw.uniform)));
   }
   if (draw.num_logprobs) choice.logprobs = logprobs_of(logits, choice.token_id, *draw.num_logprobs);
@@ -129,10 +127,15 @@ void TokenChooser::apply(const LogitChanges& changes) {
 }
 
 // The first NaN if there is one, else the first of the largest: numpy's argmax.
-int64_t TokenChooser::find_best() const {
-  const double max = max_or_nan(values_.data(), vocab_size_);
+int64_t TokenChooser::find_best() {
+  for (size_t b = 0; b < maxima_.size(); ++b) {
+    const int64_t begin = static_cast<int64_t>(b) * kBlock;
+    maxima_[b] = max_or_nan(&values_[begin], std::min(kBlock, vocab_size_ - begin));
+  }
+  const double max = max_or_nan(maxima_.data(), static_cast<int64_t>(maxima_.size()));
   const auto is_best = [max](double value) { return value == max || value != value; };
-  return std::find_if(values_.begin(), values_.begin() + vocab_size_, is_best) - values_.begin();
+  const int64_t block = std::find_if(maxima_.begin(), maxima_.end(), is_best) - maxima_.begin();
+  return std::find_if(values_.begin() + block * kBlock, values_.end(), is_best) - values_.begin();
 }
 
 template <class Keep>
@@ -148,17 +151,24 @@ void TokenChooser::keep_where(const Keep& keep) {
   is_dense_ = false;
 }
 
-// The `count` largest; of equals at the border those of the lowest ids. The count-th of the blocks' maxima is a lower
-// bound of the count-th value, and few values reach it.
+// The `count` largest of all; of equals at the border those of the lowest ids. The count-th of the blocks' maxima is a
+// lower bound of the count-th value, and few values reach it.
 void TokenChooser::keep_largest(int64_t count) {
-  const int64_t num_blocks = (num_kept_ + kBlock - 1) / kBlock;
-  if (count < num_blocks) {
-    sorted_.resize(num_blocks);
-    for (int64_t b = 0; b < num_blocks; ++b) {
-      sorted_[b] = max_or_nan(values_.data() + b * kBlock, std::min(kBlock, num_kept_ - b * kBlock));
-    }
+  if (count < static_cast<int64_t>(maxima_.size())) {
+    sorted_ = maxima_;
     std::nth_element(sorted_.begin(), sorted_.begin() + (count - 1), sorted_.end(), std::greater<>());
-    keep_from(sorted_[count - 1]);
+    const double threshold = sorted_[count - 1];
+    num_kept_ = 0;
+    for (size_t b = 0; b < maxima_.size(); ++b) {
+      if (maxima_[b] < threshold) continue;
+      const int64_t begin = static_cast<int64_t>(b) * kBlock, end = std::min(begin + kBlock, vocab_size_);
+      for (int64_t i = begin; i < end; ++i) {
+        if (values_[i] < threshold) continue;
+        ids_[num_kept_] = static_cast<int32_t>(i);
+        values_[num_kept_++] = values_[i];
+      }
+    }
+    is_dense_ = false;
   }
   sorted_.assign(values_.begin(), values_.begin() + num_kept_);
   std::nth_element(sorted_.begin(), sorted_.begin() + (count - 1), sorted_.end(), std::greater<>());
@@ -169,12 +179,6 @@ void TokenChooser::keep_largest(int64_t count) {
 void TokenChooser::keep_down_to(double cut, int64_t count) {
   int64_t num_ties = std::count(sorted_.begin(), sorted_.begin() + count, cut);
   keep_where([&](double value) { return value > cut || (value == cut && num_ties-- > 0); });
-}
-
-// Scores become weights. Returns their sum.
-double TokenChooser::weigh(double best, double temperature) {
-  kernels_.weigh(values_.data(), num_kept_, best, temperature);
-  return sum_of(values_.data(), num_kept_);
 }
 
 void TokenChooser::keep_from(double threshold) {
@@ -231,7 +235,7 @@ int64_t TokenChooser::draw_index(double uniform) const {
 
 std::vector<TokenLogprob> TokenChooser::logprobs_of(const float* logits, int32_t token_id, int32_t num_top) {
   load(logits);
-  const double peak = max_or_nan(values_.data(), vocab_size_), own = values_[token_id];
+  const double peak = values_[find_best()], own = values_[token_id];
   int64_t rank = 1;
   for (int64_t i = 0; i < vocab_size_; ++i) rank += values_[i] > own;
   std::vector<std::pair<double, int32_t>> top;
@@ -241,7 +245,8 @@ std::vector<TokenLogprob> TokenChooser::logprobs_of(const float* logits, int32_t
     std::stable_sort(top.begin(), top.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
     load(logits);
   }
-  const double norm = peak + std::log(weigh(peak, 1.0));
+  kernels_.weigh(values_.data(), vocab_size_, peak, 1.0);
+  const double norm = peak + std::log(sum_of(values_.data(), vocab_size_));
   std::vector<TokenLogprob> result = {{token_id, own - norm, rank}};
   for (size_t i = 0; i < top.size(); ++i) {
     const bool is_tie = i > 0 && top[i].first == top[i - 1].first;

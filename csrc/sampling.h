@@ -53,9 +53,8 @@ class TokenChooser {
  private:
   void load(const float* logits);
   void apply(const LogitChanges& changes);
-  int64_t find_best() const;
+  int64_t find_best();
   void keep_largest(int64_t count);
-  double weigh(double best, double temperature);
   void keep_from(double threshold);
   void keep_nucleus(double target);
   void keep_down_to(double cut, int64_t count);
@@ -70,6 +69,7 @@ class TokenChooser {
   const int64_t vocab_size_;
   // The candidates by rising id: their scores, later their weights, with 1 for the best token.
   std::vector<double> values_;   // [vocab_size], the first num_kept_ count
+  std::vector<double> maxima_;   // of blocks of all scores
   std::vector<int32_t> ids_;     // of the candidates, unless they are the whole vocabulary
   bool is_dense_ = true;
   int64_t num_kept_ = 0;

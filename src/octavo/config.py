@@ -51,8 +51,8 @@ class SchedulerConfig:
     max_num_seqs: int = 64
     """Most sequences that run at once."""
     max_num_batched_tokens: int = 256
-    """Most tokens computed in one step. A token costs the same in steps of 32 tokens and of 2,000; a long step
-    holds up those who wait for their next token."""
+    """Most tokens computed in one step. A token costs the same in steps of 32 tokens and of 2,000; a long
+    step holds up those who wait for their next token."""
     admission: AdmissionMode = "watermark"
     """watermark: admit when the prompt fits and a reserve stays free, then grow and preempt.
     reserve: admit only what fits to its end; never preempts."""
