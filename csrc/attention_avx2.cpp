@@ -339,7 +339,8 @@ Span<float> gather(const KVView& kv, const int32_t* block_table, int32_t kv_head
   const int32_t interleave = k_interleave(kv), head_dim = kv.head_dim;
   Span<float> span;
   for (int tile = 0; tile < kTiles; ++tile) {
-    const int64_t offset = begin + tile * kTilePositions < end ? static_cast<int64_t>(tile) * kTilePositions * head_dim : 0;
+    const int64_t tile_floats = static_cast<int64_t>(kTilePositions) * head_dim;
+    const int64_t offset = begin + tile * kTilePositions < end ? tile * tile_floats : 0;
     span.k[tile] = k_tiles + offset;
     span.v[tile] = v_tiles + offset;
   }

@@ -44,7 +44,8 @@ void AttentionPlan::cut_tiles(const StepInputs& inputs) {
     for (int32_t first = begin; first < end; first += tile_tokens_) {
       const int32_t num_tokens = std::min(tile_tokens_, end - first), position = start + first - begin;
       const int32_t num_ranges = (position + num_tokens + kRange - 1) / kRange;
-      tiles_.push_back({inputs.block_tables.data + seq * inputs.table_width, first, num_tokens, position, num_ranges, 0});
+      const int32_t* block_table = inputs.block_tables.data + seq * inputs.table_width;
+      tiles_.push_back({block_table, first, num_tokens, position, num_ranges, 0});
     }
   }
 }

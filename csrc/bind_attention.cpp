@@ -115,7 +115,8 @@ void bind_attention(nb::module_& module) {
               throw std::invalid_argument("block_size must be 4, 8, 16, 32, 64 or 128");
             }
             const KVLayout layout{num_layers, num_kv_heads, head_dim, block_size, num_blocks, is_half};
-            new (self) AttentionBench(layout, group_heads, num_threads, isa.empty() ? default_table() : table_named(isa));
+            const KernelTable& kernels = isa.empty() ? default_table() : table_named(isa);
+            new (self) AttentionBench(layout, group_heads, num_threads, kernels);
           },
           nb::kw_only(), nb::arg("num_layers"), nb::arg("num_kv_heads"), nb::arg("group_heads"), nb::arg("head_dim"),
           nb::arg("block_size"), nb::arg("num_blocks"), nb::arg("is_half") = true, nb::arg("num_threads") = 1,
@@ -128,6 +129,6 @@ void bind_attention(nb::module_& module) {
                    })
       .def("run", &run, nb::arg("q"), nb::arg("block_tables"), nb::arg("query_start"), nb::arg("context_lens"),
            nb::kw_only(), nb::arg("layer") = 0, nb::arg("scale") = 1.0f, nb::arg("share_prefixes") = true,
-           "Attention of the tokens q [T, heads * head_dim], float32: the same shape. The other arrays are int32, as in "
-           "StepInputs.");
+           "Attention of the tokens q [T, heads * head_dim], float32: the same shape. The other arrays are int32, as "
+           "in StepInputs.");
 }

@@ -4,6 +4,8 @@
 
 namespace octavo {
 
+constexpr int64_t kChunksAThread = 8;
+
 PagedAttention::PagedAttention(const KVLayout& layout, int32_t group_heads, int num_threads,
                                const KernelTable& kernels)
     : kernels_(kernels),
@@ -41,17 +43,20 @@ void PagedAttention::plan(const StepInputs& inputs, bool share_prefixes) {
 
 PhaseWork PagedAttention::work() const {
   const int64_t num_units = static_cast<int64_t>(plan_.units().size());
-  return {num_units, std::clamp<int64_t>(num_units / (num_threads_ * 16), 1, 8)};
+  return {num_units, std::clamp<int64_t>(num_units / (num_threads_ * kChunksAThread), 1, 8)};
 }
 
 void PagedAttention::run(const AttentionCall& call, int64_t begin, int64_t end, int thread) {
+  const int64_t num_units = static_cast<int64_t>(plan_.units().size());
+  const int64_t next_chunk = end + (num_threads_ - 1) * (end - begin);  // if all threads are equally fast
   for (int64_t i = begin; i < end; ++i) {
     const AttentionUnit& unit = plan_.units()[i];
-    if (unit.is_split) {
-      run_range(call, unit, i + 1 < end ? &unit + 1 : nullptr, workspaces_[thread]);
-    } else {
+    if (!unit.is_split) {
       run_whole(call, unit, workspaces_[thread]);
+      continue;
     }
+    const int64_t next = i + 1 < end ? i + 1 : next_chunk;
+    run_range(call, unit, next < num_units ? &plan_.units()[next] : nullptr, workspaces_[thread]);
   }
 }
 
