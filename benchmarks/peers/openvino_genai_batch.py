@@ -14,7 +14,9 @@ pipeline = openvino_genai.LLMPipeline(sys.argv[1], "CPU", scheduler_config=sched
 
 
 def generate(prompts, output_len):
-    pipeline.generate(prompts, openvino_genai.GenerationConfig(max_new_tokens=output_len, ignore_eos=True))
+    config = openvino_genai.GenerationConfig(max_new_tokens=output_len, ignore_eos=True)
+    config.apply_chat_template = False  # the prompts are what all engines get, and no more
+    pipeline.generate(prompts, config)
 
 
 serve_jobs(messages, generate)
