@@ -131,17 +131,27 @@ void float_block(const Job& job, int64_t row, int64_t tile) {
 constexpr bool is_nibbles(WeightType type) { return type == WeightType::Q4_0 || type == WeightType::Q4_1; }
 constexpr bool is_float(WeightType type) { return group_format(type).size == 1; }
 
-// Rows [row, row_end) with T tiles: blocks of M rows, then one of what is left.
+// M rows or fewer, as many as are left; M at most is what is compiled.
+template <WeightType W, int M, int T>
+void block_of(const Job& job, int64_t row, int64_t num_rows, int64_t tile) {
+  if constexpr (M > 1) {
+    if (num_rows < M) return block_of<W, M - 1, T>(job, row, num_rows, tile);
+  }
+  if constexpr (is_float(W)) {
+    float_block<W, M, T>(job, row, tile);
+  } else {
+    quantized_block<W, M, T>(job, row, tile);
+  }
+}
+
+// Rows [row, row_end) with T tiles, in blocks of at most M rows that differ by one: a small block costs more a row.
 template <WeightType W, int M, int T>
 void rows_by_tiles(const Job& job, int64_t row, int64_t row_end, int64_t tile) {
-  for (; row + M <= row_end; row += M) {
-    if constexpr (is_float(W)) {
-      float_block<W, M, T>(job, row, tile);
-    } else {
-      quantized_block<W, M, T>(job, row, tile);
-    }
+  for (int64_t num_blocks = (row_end - row + M - 1) / M; num_blocks > 0; --num_blocks) {
+    const int64_t num_rows = (row_end - row + num_blocks - 1) / num_blocks;
+    block_of<W, M, T>(job, row, num_rows, tile);
+    row += num_rows;
   }
-  if constexpr (M > 1) rows_by_tiles<W, M - 1, T>(job, row, row_end, tile);
 }
 
 // As many T tiles as there are, then single ones, each with all rows [row, row_end).
@@ -151,8 +161,12 @@ void all_tiles(const Job& job, int64_t row, int64_t row_end, int64_t tile, int64
   if constexpr (T > 1) all_tiles<W, M, 1>(job, row, row_end, tile, tile_end);
 }
 
+// Sums, weights and one product in 16 registers; 4-bit weights leave room for more, as their sums are int16.
+template <WeightType W>
+constexpr int kRowsOfBlock = is_nibbles(W) ? 6 : 4;
+
 // From so many rows on it pays to unpack 4-bit weights first.
-constexpr int64_t kRowsForPanels = 12;
+constexpr int64_t kRowsForPanels = 24;
 
 // Rows of activations that stay in the caches while all tiles pass by.
 constexpr int64_t kRowsInCache = 64;
@@ -165,7 +179,7 @@ void linear_of(const Job& job, int64_t m, int64_t tile_begin, int64_t tile_end) 
   if (m >= kRowsForPanels && is_nibbles(W)) return linear_by_panels(job, m, tile_begin, tile_end);
   for (int64_t row = 0; row < m; row += kRowsInCache) {
     const int64_t row_end = row + kRowsInCache < m ? row + kRowsInCache : m;
-    all_tiles<W, 4, 2>(job, row, row_end, tile_begin, tile_end);
+    all_tiles<W, kRowsOfBlock<W>, 2>(job, row, row_end, tile_begin, tile_end);
   }
 }
 
