@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.batch import SampledTokens
+from octavo.batch import BestTokens, SampledToken, SampledTokens, ScheduledBatch
 from octavo.params import ParameterError, SamplingParams
 from octavo.sampling.choose import draw
 from octavo.sampling.filters import kept_tokens
-from octavo.sampling.sampler import SamplingError
+from octavo.sampling.sampler import Sampler, SamplingError
 from octavo.sampling.validate import validate
 
 EOS_ID = 1
@@ -244,3 +244,44 @@ def test_ids_outside_the_vocabulary_are_refused_at_the_door(field: str) -> None:
 def test_a_token_without_weight_is_never_drawn() -> None:
     weights = np.array([0.0, 1.0, 0.0, 1.0, 0.0])
     assert [draw(weights, u) for u in (0.0, 0.499, 0.5, 1.0 - 2.0**-53)] == [1, 1, 3, 3]
+
+
+BEST_OR_NOT: list[tuple[dict[str, Any], bool]] = [
+    ({"temperature": 0.0}, True),
+    ({"temperature": 0.0, "top_k": 3, "top_p": 0.5, "min_p": 0.5}, True),
+    ({"temperature": 0.0, "min_tokens": 3, "output": [1, 2, 3]}, True),
+    ({"temperature": 0.0, "min_tokens": 3, "output": [1, 2]}, False),
+    ({"temperature": 0.0, "logit_bias": {1: 1.0}}, False),
+    ({"temperature": 0.0, "repetition_penalty": 1.1}, False),
+    ({"temperature": 0.0, "presence_penalty": 0.1}, False),
+    ({"temperature": 0.0, "frequency_penalty": 0.1}, False),
+    ({"temperature": 0.0, "logprobs": 0}, False),
+    ({"temperature": 0.1}, False),
+]
+
+
+@pytest.mark.parametrize(("options", "expected"), BEST_OR_NOT, ids=str)
+def test_who_takes_the_best_token_and_needs_no_logits(
+    sample: Any, sample_row: Any, options: dict[str, Any], expected: bool
+) -> None:
+    row = sample_row(2, seq_id=5, **options)
+    greedy = sample_row(temperature=0.0)
+    assert row.takes_best == expected
+    assert ScheduledBatch(0, (), (0, 1, 2), (greedy, row), (), 0).takes_best == expected
+    if expected:
+        assert ids(sample(LOGITS, row)) == [int(LOGITS[2].argmax())]
+
+
+def test_best_tokens_are_taken_by_row(sample_row: Any) -> None:
+    rows = (sample_row(1, seq_id=10, temperature=0.0), sample_row(0, seq_id=11, temperature=0.0))
+    batch = ScheduledBatch(0, (), (0, 1), rows, (), 0)
+    tokens = Sampler(VOCAB_SIZE, frozenset()).sample(BestTokens([7, 9], [1.0, 2.0]), batch).tokens
+    assert tokens == (SampledToken(10, 9), SampledToken(11, 7))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_best_logit_that_is_no_number_is_an_error_of_its_sequence(sample_row: Any, bad: float) -> None:
+    rows = (sample_row(0, seq_id=10, temperature=0.0), sample_row(1, seq_id=11, temperature=0.0))
+    batch = ScheduledBatch(0, (), (0, 1), rows, (), 0)
+    with pytest.raises(SamplingError, match="sequence 11"):
+        Sampler(VOCAB_SIZE, frozenset()).sample(BestTokens([7, 9], [1.0, bad]), batch)
