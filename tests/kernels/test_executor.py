@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import os
 import subprocess
 import sys
@@ -447,6 +448,7 @@ def test_two_runs_at_once_are_refused() -> None:
 def test_executors_come_and_go() -> None:
     """Workers end with their executor, whether they spin or sleep."""
     program = toy_program()
+    gc.collect()  # executors of other tests
     before = threading_count()
     for _ in range(20):
         native(program, num_threads=4).run(VALID)
