@@ -78,9 +78,9 @@ bool AttentionPlan::is_split(const QueryTile& tile) const {
   return tile.num_tokens <= kSplitTokens || num_units < int64_t{kUnitsAThread} * num_threads_;
 }
 
-// Whether all tokens of the tile see all positions of the range.
+// Whether the tile's table has all blocks of the range. A token may see less of it.
 bool AttentionPlan::is_whole(int32_t tile, int32_t range) const {
-  return tiles_[tile].visible(0) >= (range + 1) * kRange;
+  return tiles_[tile].visible(tiles_[tile].num_tokens - 1) >= (range + 1) * kRange;
 }
 
 const int32_t* AttentionPlan::blocks_of(int32_t tile, int32_t range) const {

@@ -12,6 +12,8 @@ import numpy.typing as npt
 import pytest
 
 from octavo import _native, kernels
+from octavo.kernels.native import NativeExecutor
+from support.toy import step_inputs, toy_layout, toy_program, toy_sequence
 
 Floats = npt.NDArray[np.float32]
 
@@ -238,6 +240,21 @@ def test_tables_that_differ_in_one_block_are_not_shared(isa: str) -> None:
         (table[i],) = blocks.prefix(16)
         queries.append(Query(first.context_len, tuple(table)))
     assert_as_alone(attention(isa, 16, 2), isa, 16, queries)
+
+
+@every_isa
+def test_forks_decode_in_a_model_as_if_alone(isa: str) -> None:
+    """Three layers run one plan, over and over."""
+    program = toy_program(num_layers=3)
+    num_blocks = 2 * RANGE // 16
+    layout = toy_layout(program, block_size=16, num_blocks=num_blocks + 4)
+    executor = NativeExecutor(program, layout, num_threads=2, max_num_tokens=2 * RANGE, isa=isa)
+    prompt = [i * i % 500 for i in range(2 * RANGE)]
+    executor.run(step_inputs([toy_sequence(prompt, range(num_blocks))]))
+    forks = [toy_sequence([i], [*range(num_blocks), num_blocks + i], start=len(prompt)) for i in range(4)]
+    together = executor.run(step_inputs(forks)).copy()
+    for logits, fork in zip(together, forks, strict=True):
+        np.testing.assert_array_equal(logits, executor.run(step_inputs([fork]))[0])
 
 
 # --- errors ---
