@@ -90,9 +90,7 @@ def linear(
 
 def quantize_row(
     x: npt.NDArray[np.float32], isa: str = ""
-) -> tuple[
-    npt.NDArray[np.int8], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.float32]
-]:
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Quants, factors, sums and units of rows x [m, cols]: a value is unit · factor · quant."""
 
 def dequantize_rows(
