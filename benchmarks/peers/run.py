@@ -33,6 +33,9 @@ def main() -> int:
     engines, missing = _start(options, Path(tempfile.mkdtemp(prefix="octavo-peers-")))
     try:
         figures = {name: _measure(SCENARIOS[name], engines, options.repeat) for name in names}
+    except EngineError as error:
+        print(error, file=sys.stderr)
+        return 1
     finally:
         for engine in engines:
             engine.close()
