@@ -23,7 +23,7 @@ EVERYONE_MAY = {"version", "config", "params", "request", "batch"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"bench", "server", "engine", "models", "kernels", "formats", "text", "__init__"},
-    "bench": {"engine", "formats", "kernels", "sampling", "_native", "__init__"},
+    "bench": {"engine", "formats", "kernels", "sampling", "text", "_native", "__init__"},
     "server": {"engine", "sampling", "text"},
     "engine": {"scheduler", "cache", "runner", "models", "kernels", "formats", "sampling", "text"},
     "scheduler": {"cache"},

@@ -6,7 +6,6 @@ Bytes are drawn at random and only the scales are set, so nothing is quantised. 
 from __future__ import annotations
 
 import os
-import struct
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,10 +15,11 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from octavo.formats.gguf_writer import padding, preamble, tensor_entry
 from octavo.formats.sources import models_folder
 from octavo.kernels.weights import WeightType
+from octavo.text.tokenizer import byte_alphabet
 
-_ALIGNMENT = 32
 _POOL_GROUPS = 1 << 16
 _NORMAL, _CONTROL = 1, 3
 
@@ -129,27 +129,21 @@ def _tensors(shape: Shape) -> Iterator[tuple[str, int, int]]:
 def _write(file: IO[bytes], shape: Shape, weight_type: WeightType, seed: int) -> None:
     rng = np.random.default_rng(seed)
     tensors = list(_tensors(shape))
-    metadata = _metadata(shape)
-    header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
-    header += b"".join(_string(key) + _typed(value) for key, value in metadata.items())
+    header = preamble(_metadata(shape), len(tensors))
     offset = 0
     for name, rows, cols in tensors:
         kind = WeightType.F32 if rows == 1 else weight_type
-        dims = [cols] if rows == 1 else [cols, rows]
-        header += _string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind.value, offset)
-        offset += _padded_len(rows * (cols // kind.group_size) * kind.group_bytes)
-    file.write(header + bytes(-len(header) % _ALIGNMENT))
+        header += tensor_entry(name, [cols] if rows == 1 else [cols, rows], kind.value, offset)
+        num_bytes = rows * (cols // kind.group_size) * kind.group_bytes
+        offset += num_bytes + len(padding(num_bytes))
+    file.write(header + padding(len(header)))
     for _, rows, cols in tensors:
         if rows == 1:
             data = np.ones(cols, np.float32).view(np.uint8)
         else:
             data = random_matrix(rows, cols, weight_type, rng)
         file.write(data.tobytes())
-        file.write(bytes(_padded_len(data.size) - data.size))
-
-
-def _padded_len(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        file.write(padding(data.size))
 
 
 def _metadata(shape: Shape) -> dict[str, object]:
@@ -173,10 +167,8 @@ def _metadata(shape: Shape) -> dict[str, object]:
 
 def _byte_tokenizer(vocab_size: int) -> Mapping[str, Any]:
     """A byte-level vocabulary: the 256 bytes, one merge (there must be some), an end token, and fillers."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    shifted = iter(range(256, 512))
-    tokens = [chr(byte if byte in printable else next(shifted)) for byte in range(256)]
-    tokens += ["th", "<|endoftext|>"]
+    alphabet = byte_alphabet()
+    tokens = [*(alphabet[byte] for byte in range(256)), "th", "<|endoftext|>"]
     end_id = len(tokens) - 1
     tokens += [f"Ġw{token_id}" for token_id in range(len(tokens), vocab_size)]
     types = np.full(vocab_size, _NORMAL, np.int32)
@@ -191,26 +183,3 @@ def _byte_tokenizer(vocab_size: int) -> Mapping[str, Any]:
         "tokenizer.ggml.eos_token_id": end_id,
         "tokenizer.ggml.add_bos_token": False,
     }
-
-
-def _string(text: str) -> bytes:
-    raw = text.encode()
-    return struct.pack("<Q", len(raw)) + raw
-
-
-def _typed(value: object) -> bytes:
-    """GGUF's type number, then the value."""
-    match value:
-        case bool():
-            return struct.pack("<IB", 7, value)
-        case int():
-            return struct.pack("<II", 4, value)
-        case float():
-            return struct.pack("<If", 6, value)
-        case str():
-            return struct.pack("<I", 8) + _string(value)
-        case list():
-            return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
-        case np.ndarray():
-            return struct.pack("<IIQ", 9, 5, len(value)) + value.astype(np.int32).tobytes()
-    raise TypeError(f"no GGUF type for {value!r}")

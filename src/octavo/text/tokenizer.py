@@ -198,7 +198,7 @@ class _Finder:
         return pieces
 
 
-def _byte_alphabet() -> dict[int, str]:
+def byte_alphabet() -> dict[int, str]:
     """GPT-2's way to write bytes as printable characters: those that print stand for themselves, the others
     for the characters from U+0100 on. Radford et al., Language Models are Unsupervised Multitask Learners.
     """
@@ -207,7 +207,7 @@ def _byte_alphabet() -> dict[int, str]:
     return {**{byte: chr(byte) for byte in printable}, **{b: chr(0x100 + i) for i, b in enumerate(others)}}
 
 
-_TO_LATIN1 = {ord(char): byte for byte, char in _byte_alphabet().items()}
+_TO_LATIN1 = {ord(char): byte for byte, char in byte_alphabet().items()}
 
 
 def _token_bytes(text: str, kind: int) -> bytes:

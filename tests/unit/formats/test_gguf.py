@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from octavo.formats.gguf import GGUFError, GGUFFile, open_gguf
+from octavo.formats.gguf_writer import string, tensor_entry
 from octavo.kernels.quantization import quantize
 from octavo.kernels.weights import WeightType
-from support.gguf_writer import gguf_bytes, padded, string, tensor_entry, write_gguf
+from support.gguf_writer import gguf_bytes, padded, write_gguf
 
 METADATA: dict[str, object] = {
     "general.architecture": "llama",

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from octavo.formats.gguf import GGUFError
+from octavo.formats.gguf_writer import string, tensor_entry
 from octavo.kernels import ops
 from octavo.kernels.quantization import dequantize, quantize
 from octavo.kernels.reference import ReferenceExecutor
@@ -19,7 +20,7 @@ from octavo.kernels.weights import Weight, WeightType
 from octavo.models.config import ModelError
 from octavo.models.llama import ROPE_FACTORS
 from octavo.models.loader import load_model
-from support.gguf_writer import gguf_bytes, padded, string, tensor_entry, write_gguf
+from support.gguf_writer import gguf_bytes, padded, write_gguf
 from support.toy import (
     model_metadata,
     step_inputs,
