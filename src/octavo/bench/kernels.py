@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -18,12 +18,9 @@ MATMUL_SHAPES = ((576, 576), (1536, 576), (576, 1536), (49152, 576))
 """(rows, cols) of SmolLM2-135M: attention, gate and up, down, head."""
 MATMUL_ROWS = (1, 2, 4, 8, 16, 32, 128)
 """Tokens at once."""
-CONTEXTS = (128, 512, 2048, 8192, 16384)
 COLD_BYTES = 192 << 20
 """Copies of a matrix, or of a layer's K and V, up to this size keep what is read out of the caches."""
 MAX_COPIES = 1024
-
-MatmulProgress = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

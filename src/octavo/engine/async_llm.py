@@ -70,10 +70,6 @@ class AsyncLLM:
     def is_healthy(self) -> bool:
         return not (self._dead or self._draining or self._closing)
 
-    @property
-    def is_dead(self) -> bool:
-        return self._dead
-
     async def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of a text, computed off the event loop."""
         return await asyncio.to_thread(

@@ -64,8 +64,3 @@ class ServerContext:
 def context_of(request: Request) -> ServerContext:
     context: ServerContext = request.app.state.context
     return context
-
-
-def request_id_of(request: Request) -> str:
-    request_id: str = request.scope["state"]["request_id"]
-    return request_id
