@@ -38,9 +38,8 @@ std::vector<double> repeated(int repeats, const Measure& measure) {
 
 // Rows of activations as a step has them: floats in [-1, 1), and quantised where the weights are.
 struct BenchRows {
-  std::vector<float> values, sums, units, out;
-  std::vector<int32_t> factors;
-  std::vector<int8_t> quants;
+  std::vector<float> values, units, out;
+  std::vector<QuantizedGroup> groups;
 
   BenchRows(const KernelTable& kernels, WeightType type, int64_t m, int64_t cols, int64_t num_outputs)
       : values(m * cols), out(m * num_outputs) {
@@ -51,14 +50,10 @@ struct BenchRows {
     }
     if (!is_quantized(type)) return;
     const int64_t num_groups = cols / kGroupSize;
-    quants.resize(m * cols);
-    factors.resize(m * num_groups);
-    sums.resize(m * num_groups);
+    groups.resize(m * num_groups);
     units.resize(m);
     for (int64_t i = 0; i < m; ++i) {
-      kernels.quantize_row(values.data() + i * cols, cols,
-                           {quants.data() + i * cols, factors.data() + i * num_groups, sums.data() + i * num_groups,
-                            units.data() + i});
+      kernels.quantize_row(values.data() + i * cols, cols, {groups.data() + i * num_groups, units.data() + i});
     }
   }
 };
@@ -143,8 +138,7 @@ PackedMatrix LinearTimer::copy_at(int64_t index) const {
 
 std::vector<double> LinearTimer::measure(int64_t m, int repeats) {
   BenchRows rows(kernels_, type_, m, cols_, rows_);
-  const Activations x{rows.values.data(), cols_, rows.quants.data(), rows.factors.data(), rows.sums.data(),
-                      rows.units.data()};
+  const Activations x{rows.values.data(), cols_, rows.groups.data(), rows.units.data()};
   const int64_t num_chunks = num_threads_ == 1 ? 1 : num_threads_ * kChunksAThread;
   const int64_t chunk = (num_tiles_ / num_chunks + kTileChunk) / kTileChunk * kTileChunk;
   ThreadTeam team(num_threads_, kMaxCalls);

@@ -86,18 +86,14 @@ class OwnedMatrix {
 
 // Rows of activations, quantised; the vectors stay empty for float weights.
 struct QuantizedRows {
-  std::vector<int8_t> quants;
-  std::vector<int32_t> factors;
-  std::vector<float> sums;
+  std::vector<octavo::QuantizedGroup> groups;
   std::vector<float> units;
 
   QuantizedRows(const KernelTable& table, const Rows& x)
-      : quants(x.size()), factors(x.size() / kGroupSize), sums(x.size() / kGroupSize), units(x.shape(0)) {
+      : groups(x.size() / kGroupSize), units(x.shape(0)) {
     const int64_t cols = x.shape(1);
-    const int64_t groups = cols / kGroupSize;
     for (size_t i = 0; i < x.shape(0); ++i) {
-      table.quantize_row(x.data() + i * cols, cols,
-                         {quants.data() + i * cols, factors.data() + i * groups, sums.data() + i * groups, &units[i]});
+      table.quantize_row(x.data() + i * cols, cols, {groups.data() + i * (cols / kGroupSize), &units[i]});
     }
   }
 };
@@ -121,13 +117,11 @@ FloatArray linear(const OwnedMatrix& packed, const Rows& x, const std::string& i
     }
     memcpy(out.data(), accumulate_into->data(), out.nbytes());
   }
-  octavo::Activations activations{x.data(), w.cols, nullptr, nullptr, nullptr, nullptr};
+  octavo::Activations activations{x.data(), w.cols, nullptr, nullptr};
   std::optional<QuantizedRows> quantized;
   if (octavo::is_quantized(w.type)) {
     quantized.emplace(table, x);
-    activations.quants = quantized->quants.data();
-    activations.factors = quantized->factors.data();
-    activations.sums = quantized->sums.data();
+    activations.groups = quantized->groups.data();
     activations.units = quantized->units.data();
   }
   table.linear(w, activations, m, begin, end, out.data(), w.rows, accumulate_into.has_value());
@@ -143,9 +137,12 @@ nb::tuple quantize_row(const Rows& x, const std::string& isa) {
   auto factors = new_array<int32_t>({m, groups});
   auto sums = new_array<float>({m, groups});
   auto units = new_array<float>({m});
-  std::copy(rows.quants.begin(), rows.quants.end(), quants.data());
-  for (size_t i = 0; i < rows.factors.size(); ++i) factors.data()[i] = rows.factors[i] & 0x7fff;
-  std::copy(rows.sums.begin(), rows.sums.end(), sums.data());
+  for (size_t i = 0; i < rows.groups.size(); ++i) {
+    const octavo::QuantizedGroup& group = rows.groups[i];
+    std::copy(std::begin(group.quants), std::end(group.quants), quants.data() + i * kGroupSize);
+    factors.data()[i] = group.factor & 0x7fff;
+    sums.data()[i] = group.sum;
+  }
   std::copy(rows.units.begin(), rows.units.end(), units.data());
   return nb::make_tuple(quants, factors, sums, units);
 }

@@ -99,9 +99,7 @@ void Executor::allocate_activations() {
     };
     const auto take_floats = [&](int64_t size) { return reinterpret_cast<float*>(take(size * 4)); };
     for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i] = take_floats(max_num_tokens_ * program_.widths[i]);
-    quants_ = reinterpret_cast<int8_t*>(take(max_num_tokens_ * program_.quantized_width));
-    factors_ = reinterpret_cast<int32_t*>(take(num_groups * 4));
-    sums_ = take_floats(num_groups);
+    groups_ = reinterpret_cast<QuantizedGroup*>(take(num_groups * sizeof(QuantizedGroup)));
     units_ = take_floats(max_num_tokens_);
     if (is_counting) activation_memory_ = HugeMemory(num_bytes);
   }
@@ -241,7 +239,7 @@ void Executor::run_step(const NormRow& step, int64_t row) {
 
 void Executor::run_step(const QuantizeRow& step, int64_t row) {
   const int64_t width = program_.widths[step.x], num_groups = width / kGroupSize;
-  const QuantizedRow out{quants_ + row * width, factors_ + row * num_groups, sums_ + row * num_groups, units_ + row};
+  const QuantizedRow out{groups_ + row * num_groups, units_ + row};
   kernels_.quantize_row(this->row(step.x, row), width, out);
 }
 
@@ -308,8 +306,7 @@ void Executor::multiply(const LinearStep& step, int64_t tile_begin, int64_t tile
                         float* out, int64_t out_stride) const {
   const PackedMatrix part = part_of(*step.matrix, tile_begin, tile_end);
   const int64_t cols = part.cols, num_groups = cols / kGroupSize;
-  const Activations x{row(step.x, begin), cols, quants_ + begin * cols, factors_ + begin * num_groups,
-                      sums_ + begin * num_groups, units_ + begin};
+  const Activations x{row(step.x, begin), cols, groups_ + begin * num_groups, units_ + begin};
   kernels_.linear(part, x, count, 0, part.num_tiles, out, out_stride, step.accumulate);
   if (step.bias == nullptr) return;
   const float* bias = step.bias + tile_begin * kTileRows;

@@ -91,10 +91,8 @@ class Executor {
   HugeMemory kv_memory_;
   HugeMemory activation_memory_;  // holds what follows
   std::vector<float*> buffers_;   // [max_num_tokens][width] each
-  int8_t* quants_ = nullptr;      // [max_num_tokens][width of what was quantised]
-  int32_t* factors_ = nullptr;    // [max_num_tokens][groups of that]
-  float* sums_ = nullptr;
-  float* units_ = nullptr;        // [max_num_tokens]
+  QuantizedGroup* groups_ = nullptr;  // [max_num_tokens][groups of what was quantised]
+  float* units_ = nullptr;            // [max_num_tokens]
 
   StepInputs inputs_{};  // of the run at hand
   std::vector<PhaseWork> phase_work_;  // the first phase is the block copies

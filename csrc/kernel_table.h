@@ -34,23 +34,26 @@ struct PackedMatrix {
   const uint8_t* data; // 64-byte aligned, num_tiles * tile_bytes
 };
 
-// Rows of activations as a matmul takes them. `values` is for float weights; the others for quantised ones.
-struct Activations {
-  const float* values;      // [m][cols], row stride value_stride floats
-  int64_t value_stride;
-  const int8_t* quants;     // [m][cols]
-  const int32_t* factors;   // [m][cols / kGroupSize]
-  const float* sums;        // [m][cols / kGroupSize]
-  const float* units;       // [m]
+// A group of a quantised row: value = unit of the row * factor * quant. A row has one unit, and its groups have whole
+// factors, so that a matmul can multiply by a factor where it adds integers anyway. What a matmul reads of a row
+// for one group of weights stands side by side: one stream a row.
+struct QuantizedGroup {
+  int8_t quants[kGroupSize];  // in -127..127
+  int32_t factor;             // in 0..32767, times 65537: once in each int16, for instructions on pairs
+  float sum;                  // factor * sum of the quants
 };
 
-// One quantised row: value = unit * factor of its group * quant. A row has one unit, and its groups have whole
-// factors, so that a matmul can multiply by a factor where it adds integers anyway.
 struct QuantizedRow {
-  int8_t* quants;    // [cols], in -127..127
-  int32_t* factors;  // [cols / kGroupSize], in 0..32767, times 65537: once in each int16, for instructions on pairs
-  float* sums;       // [cols / kGroupSize], factor * sum of the group's quants
-  float* unit;       // largest magnitude of the row / (127 * 32767), or 0 where that is not a normal float
+  QuantizedGroup* groups;  // [cols / kGroupSize]
+  float* unit;  // largest magnitude of the row / (127 * 32767), or 0 where that is not a normal float
+};
+
+// Rows of activations as a matmul takes them. `values` is for float weights; the others for quantised ones.
+struct Activations {
+  const float* values;           // [m][cols], row stride value_stride floats
+  int64_t value_stride;
+  const QuantizedGroup* groups;  // [m][cols / kGroupSize]
+  const float* units;            // [m]
 };
 
 // K and V of one layer: [block][kv_head][K panel | V panel], panels of block_size * head_dim elements.

@@ -64,7 +64,7 @@ void quantized_block(const Job& job, int64_t row, int64_t tile) {
     }
     const int64_t x_group = row * num_groups + g;
     const int8_t* x[M];
-    OCTAVO_UNROLL for (int i = 0; i < M; ++i) x[i] = job.x.quants + (x_group + i * num_groups) * kGroupSize;
+    OCTAVO_UNROLL for (int i = 0; i < M; ++i) x[i] = job.x.groups[x_group + i * num_groups].quants;
     __m256i dots[M][T];
     if constexpr (W == WeightType::Q8_0) {
       dots_of_bytes<M, T>(quants, x, dots);
@@ -75,11 +75,12 @@ void quantized_block(const Job& job, int64_t row, int64_t tile) {
       const __m256 scales = load_halves(groups[t]);
       const __m256 minima = minima_of<W>(groups[t], scales);
       OCTAVO_UNROLL for (int i = 0; i < M; ++i) {
-        const __m256i factors = broadcast4(job.x.factors + x_group + i * num_groups);
+        const QuantizedGroup& x_of = job.x.groups[x_group + i * num_groups];
+        const __m256i factors = broadcast4(&x_of.factor);
         if constexpr (W == WeightType::Q8_0) {
           acc[i][t] = add_bytes(dots[i][t], factors, scales, acc[i][t]);
         } else {
-          const __m256 x_sum = _mm256_broadcast_ss(job.x.sums + x_group + i * num_groups);
+          const __m256 x_sum = _mm256_broadcast_ss(&x_of.sum);
           acc[i][t] = add_nibbles(dots[i][t], factors, x_sum, scales, minima, acc[i][t]);
         }
       }

@@ -50,10 +50,10 @@ inline void store_dots(const Job& job, int64_t row, int num_rows, int64_t tile, 
 
 // A block reads its tiles at a steady pace, and asks at the same pace for those that come next but one.
 // Without it one core gets a third of the memory's bandwidth. A prefetch past the end does nothing.
-template <int num_bytes>
-inline void prefetch(const uint8_t* bytes) {
+template <int num_bytes, _mm_hint hint = _MM_HINT_T0>
+inline void prefetch(const void* bytes) {
   OCTAVO_UNROLL for (int byte = 0; byte < num_bytes; byte += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(bytes) + byte, _MM_HINT_T0);
+    _mm_prefetch(static_cast<const char*>(bytes) + byte, hint);
   }
 }
 

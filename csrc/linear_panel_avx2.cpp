@@ -9,44 +9,44 @@
 namespace octavo::avx2 {
 namespace {
 
-constexpr int kRowsOfBlock = 4;
-constexpr int kRowsInCache = 128;  // rows that pass while a panel is in the cache
+constexpr int kRowsOfBlock = 6;
+constexpr int kRowsInCache = 120;  // rows that pass while a panel is in the cache; whole blocks
 constexpr int kPanelGroups = 24;
 
-// T tiles by kPanelGroups groups, unpacked.
+// A group of columns of T tiles, unpacked.
 template <int T>
-struct Panel {
-  alignas(64) uint8_t nibbles[kPanelGroups][8][T][32];  // [group][half][tile], a byte each
-  alignas(32) float scales[kPanelGroups][T][kTileRows];
-  alignas(32) float minima[kPanelGroups][T][kTileRows];
+struct alignas(64) PanelGroup {
+  uint8_t nibbles[8][T][32];  // [half][tile], a byte each
+  float scales[T][kTileRows];
+  float minima[T][kTileRows];
+};
+
+// Where a panel stands in the work: its tiles, its groups, and the rows that pass.
+struct Pass {
+  int64_t tile;
+  int64_t group;  // the first
+  int num_groups;
+  bool is_first, is_last;  // of the panels of the tiles
+  const uint8_t* packed;   // the panel's first tile, from its first group on
+  const uint8_t* next;     // the same of the panel that comes next
 };
 
 template <WeightType W, int T>
-void unpack(const PackedMatrix& w, int64_t tile, int64_t group_begin, int num_groups, Panel<T>& panel) {
+void unpack(const PackedMatrix& w, const Pass& pass, PanelGroup<T>* panel) {
   constexpr GroupFormat format = group_format(W);
   for (int t = 0; t < T; ++t) {
-    const uint8_t* group = w.data + (tile + t) * w.tile_bytes + group_begin * format.tile_bytes();
-    for (int g = 0; g < num_groups; ++g, group += format.tile_bytes()) {
-      prefetch<format.tile_bytes()>(group + T * w.tile_bytes);  // the next panel comes while this one is at work
+    const uint8_t* group = pass.packed + t * w.tile_bytes;
+    for (int g = 0; g < pass.num_groups; ++g, group += format.tile_bytes()) {
       const __m256 scales = load_halves(group);
-      _mm256_store_ps(panel.scales[g][t], scales);
-      _mm256_store_ps(panel.minima[g][t], minima_of<W>(group, scales));
+      _mm256_store_ps(panel[g].scales[t], scales);
+      _mm256_store_ps(panel[g].minima[t], minima_of<W>(group, scales));
       OCTAVO_UNROLL for (int half = 0; half < 8; ++half) {
-        _mm256_store_si256(reinterpret_cast<__m256i*>(panel.nibbles[g][half][t]),
+        _mm256_store_si256(reinterpret_cast<__m256i*>(panel[g].nibbles[half][t]),
                            nibbles_of(group + format.scale_bytes * kTileRows, half));
       }
     }
   }
 }
-
-// Where a panel stands in the work: its tile, its groups, and the rows that pass.
-struct Pass {
-  int64_t tile;
-  int64_t group;  // the first
-  int num_groups;
-  bool is_first, is_last;  // of the panels of the tile
-  int64_t row, num_rows;
-};
 
 // Dots of M rows from `row` on, to the output.
 template <int M, int T>
@@ -70,30 +70,33 @@ void finish(const Job& job, const Pass& pass, int64_t row, __m256 (&acc)[M][T]) 
 }
 
 // Adds the panel's groups to the sums of M rows from `row` on; the last panel brings them to the output.
-template <int M, int T>
-void add_panel(const Job& job, const Pass& pass, const Panel<T>& panel, int64_t row, float (*sums)[T][kTileRows]) {
+template <WeightType W, int M, int T>
+void add_panel(const Job& job, const Pass& pass, const PanelGroup<T>* panel, int64_t row, float (*sums)[T][kTileRows]) {
+  constexpr int num_bytes = group_format(W).tile_bytes();
   __m256 acc[M][T];
   OCTAVO_UNROLL for (int i = 0; i < M; ++i) {
+    // The output's lines come while the block is at work: a store that waits for its line holds up those after it.
+    if (pass.is_last) prefetch<64>(job.out + (row + i) * job.out_stride + pass.tile * kTileRows);
     OCTAVO_UNROLL for (int t = 0; t < T; ++t) {
       acc[i][t] = pass.is_first ? _mm256_setzero_ps() : _mm256_load_ps(sums[i][t]);
     }
   }
-  // Pointers that walk, and one stride: the fewest instructions beside the arithmetic.
-  const int64_t stride = job.w.cols / kGroupSize, first = row * stride + pass.group;
-  const int8_t* x_quants = job.x.quants + first * kGroupSize;
-  const int32_t* x_factors = job.x.factors + first;
-  const float* x_sums = job.x.sums + first;
-  for (int g = 0; g < pass.num_groups; ++g, x_quants += kGroupSize, ++x_factors, ++x_sums) {
+  // One pointer a row and one offset for all: the fewest instructions beside the arithmetic.
+  const int64_t num_groups = job.w.cols / kGroupSize;
+  const QuantizedGroup* x[M];
+  OCTAVO_UNROLL for (int i = 0; i < M; ++i) x[i] = job.x.groups + (row + i) * num_groups + pass.group;
+  for (int64_t g = 0; g < pass.num_groups; ++g, ++panel) {
+    OCTAVO_UNROLL for (int t = 0; t < T; ++t) prefetch<num_bytes>(pass.next + t * job.w.tile_bytes + g * num_bytes);
     const int8_t* quants[M];
-    OCTAVO_UNROLL for (int i = 0; i < M; ++i) quants[i] = x_quants + i * stride * kGroupSize;
+    OCTAVO_UNROLL for (int i = 0; i < M; ++i) quants[i] = x[i][g].quants;
     __m256i dots[M][T];
-    dots_of_nibbles<M, T>([&](int half, int t) { return load(panel.nibbles[g][half][t]); }, quants, dots);
+    dots_of_nibbles<M, T>([&](int half, int t) { return load(panel->nibbles[half][t]); }, quants, dots);
     OCTAVO_UNROLL for (int i = 0; i < M; ++i) {
-      const __m256i factors = broadcast4(x_factors + i * stride);
-      const __m256 x_sum = _mm256_broadcast_ss(x_sums + i * stride);
+      const __m256i factors = broadcast4(&x[i][g].factor);
+      const __m256 x_sum = _mm256_broadcast_ss(&x[i][g].sum);
       OCTAVO_UNROLL for (int t = 0; t < T; ++t) {
-        acc[i][t] = add_nibbles(dots[i][t], factors, x_sum, _mm256_load_ps(panel.scales[g][t]),
-                                _mm256_load_ps(panel.minima[g][t]), acc[i][t]);
+        acc[i][t] = add_nibbles(dots[i][t], factors, x_sum, _mm256_load_ps(panel->scales[t]),
+                                _mm256_load_ps(panel->minima[t]), acc[i][t]);
       }
     }
   }
@@ -103,25 +106,43 @@ void add_panel(const Job& job, const Pass& pass, const Panel<T>& panel, int64_t 
   }
 }
 
-// Blocks of M rows from row `i` of the pass on, then one of what is left.
-template <int M, int T>
-void add_panel_to_rows(const Job& job, const Pass& pass, const Panel<T>& panel, int64_t i,
+// `num_rows` rows, M at most.
+template <WeightType W, int M, int T>
+void add_panel_to_block(const Job& job, const Pass& pass, const PanelGroup<T>* panel, int64_t row, int64_t num_rows,
+                        float (*sums)[T][kTileRows]) {
+  if constexpr (M > 1) {
+    if (num_rows < M) return add_panel_to_block<W, M - 1, T>(job, pass, panel, row, num_rows, sums);
+  }
+  add_panel<W, M, T>(job, pass, panel, row, sums);
+}
+
+// Rows [row, row + num_rows) in blocks that differ by one: a small block costs more a row.
+template <WeightType W, int T>
+void add_panel_to_rows(const Job& job, const Pass& pass, const PanelGroup<T>* panel, int64_t row, int64_t num_rows,
                        float (*sums)[T][kTileRows]) {
-  for (; i + M <= pass.num_rows; i += M) add_panel<M, T>(job, pass, panel, pass.row + i, sums + i);
-  if constexpr (M > 1) add_panel_to_rows<M - 1, T>(job, pass, panel, i, sums);
+  int64_t i = 0;
+  for (int64_t num_blocks = (num_rows + kRowsOfBlock - 1) / kRowsOfBlock; num_blocks > 0; --num_blocks) {
+    const int64_t count = (num_rows - i + num_blocks - 1) / num_blocks;
+    add_panel_to_block<W, kRowsOfBlock, T>(job, pass, panel, row + i, count, sums + i);
+    i += count;
+  }
 }
 
 template <WeightType W, int T>
 void rows_by_tiles(const Job& job, int64_t row, int64_t num_rows, int64_t tile) {
+  constexpr int num_bytes = group_format(W).tile_bytes();
   const int64_t num_groups = job.w.cols / kGroupSize;
-  Panel<T> panel;
+  const uint8_t* tiles = job.w.data + tile * job.w.tile_bytes;
+  PanelGroup<T> panel[kPanelGroups];
   alignas(32) float sums[kRowsInCache][T][kTileRows];  // of the rows, between panels
   for (int64_t g = 0; g < num_groups; g += kPanelGroups) {
     const bool is_last = num_groups - g <= kPanelGroups;
     const int count = static_cast<int>(is_last ? num_groups - g : kPanelGroups);
-    unpack<W, T>(job.w, tile, g, count, panel);
-    const Pass pass{tile, g, count, g == 0, is_last, row, num_rows};
-    add_panel_to_rows<kRowsOfBlock, T>(job, pass, panel, 0, sums);
+    const uint8_t* packed = tiles + g * num_bytes;
+    const uint8_t* next = is_last ? tiles + T * job.w.tile_bytes : packed + kPanelGroups * num_bytes;
+    const Pass pass{tile, g, count, g == 0, is_last, packed, next};
+    unpack<W, T>(job.w, pass, panel);
+    add_panel_to_rows<W, T>(job, pass, panel, row, num_rows, sums);
   }
 }
 

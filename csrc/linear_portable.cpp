@@ -82,11 +82,12 @@ inline float element_at(WeightType type, const uint8_t* tile, int64_t col, int l
 // acc += the group's share of the dot product with one row of activations. Products and sums of quants are
 // whole numbers below 2^24: exact as floats, which every target multiplies well.
 template <WeightType W>
-inline void add_group(const Group& group, const int8_t* x, float factor, float x_sum, Lanes& acc) {
+inline void add_group(const Group& group, const QuantizedGroup& x, Lanes& acc) {
+  const auto factor = static_cast<float>(x.factor & 0x7fff);
   Lanes dots = {};
-  for (int k = 0; k < kGroupSize; ++k) dots.add_product(group.quants[k], static_cast<float>(x[k]));
+  for (int k = 0; k < kGroupSize; ++k) dots.add_product(group.quants[k], static_cast<float>(x.quants[k]));
   acc.add_product(group.scales, Lanes{dots.low * factor, dots.high * factor});
-  if (W == WeightType::Q4_1) acc.add_product(group.minima, x_sum);
+  if (W == WeightType::Q4_1) acc.add_product(group.minima, x.sum);
 }
 
 constexpr int kMaxRows = 8;  // rows of activations that share the unpacking of a tile
@@ -101,7 +102,7 @@ void quantized_dots(const PackedMatrix& w, const uint8_t* tile, const Activation
     unpack<W>(tile, group);
     for (int i = 0; i < count; ++i) {
       const int64_t at = (first + i) * num_groups + g;
-      add_group<W>(group, x.quants + at * kGroupSize, static_cast<float>(x.factors[at] & 0x7fff), x.sums[at], acc[i]);
+      add_group<W>(group, x.groups[at], acc[i]);
     }
   }
 }
@@ -150,18 +151,18 @@ void quantize_row(const float* x, int64_t cols, const QuantizedRow& out) {
   for (int64_t g = 0; g < cols / kGroupSize; ++g, x += kGroupSize) {
     const float factor = factor_of(float_of(greatest_magnitude(x, kGroupSize)), unit);
     const float inverse = inverse_of(factor, unit);
-    int8_t* quants = out.quants + g * kGroupSize;
+    QuantizedGroup& group = out.groups[g];
     int32_t sum = 0;
     for (int k = 0; k < kGroupSize; ++k) {
       // The bounds matter where a value is not finite; NaN becomes 127.
       float quotient = x[k] * inverse;
       quotient = quotient < 127.0f ? quotient : 127.0f;
       quotient = quotient > -127.0f ? quotient : -127.0f;
-      quants[k] = static_cast<int8_t>(lrintf(quotient));
-      sum += quants[k];
+      group.quants[k] = static_cast<int8_t>(lrintf(quotient));
+      sum += group.quants[k];
     }
-    out.factors[g] = static_cast<int32_t>(factor) * 65537;
-    out.sums[g] = factor * static_cast<float>(sum);
+    group.factor = static_cast<int32_t>(factor) * 65537;
+    group.sum = factor * static_cast<float>(sum);
   }
 }
 

@@ -54,10 +54,10 @@ void quantize_row(const float* x, int64_t cols, const QuantizedRow& out) {
                                           _mm256_add_epi32(integers[2], integers[3]));
     const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(integers[0], integers[1]),
                                               _mm256_packs_epi32(integers[2], integers[3]));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.quants + g * kGroupSize),
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.groups[g].quants),
                         _mm256_permutevar8x32_epi32(packed, order));
-    out.factors[g] = static_cast<int32_t>(factor) * 65537;
-    out.sums[g] = factor * static_cast<float>(sum_of_lanes(sums));
+    out.groups[g].factor = static_cast<int32_t>(factor) * 65537;
+    out.groups[g].sum = factor * static_cast<float>(sum_of_lanes(sums));
   }
 }
 
