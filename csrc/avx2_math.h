@@ -7,17 +7,39 @@
 
 namespace octavo::avx2 {
 
-// See kExpTaylor in ops_kernels.h.
+// Arrays of vectors stay in registers only where every index is a constant.
+#define OCTAVO_UNROLL _Pragma("GCC unroll 16")
+
+// See kExpTaylor in ops_kernels.h. Of some vectors at once, step by step: each step waits for the one before it, and
+// a core does not look far enough ahead to find other work in the next vector.
+template <int N>
+static inline void exp8(__m256 (&x)[N]) {
+  __m256 n[N], y[N];
+  OCTAVO_UNROLL for (int i = 0; i < N; ++i) {
+    // The second operand is returned for NaN, so NaN passes through.
+    x[i] = _mm256_min_ps(_mm256_set1_ps(kExpMax), _mm256_max_ps(_mm256_set1_ps(kExpMin), x[i]));
+  }
+  OCTAVO_UNROLL for (int i = 0; i < N; ++i) {
+    const __m256 scaled = _mm256_mul_ps(x[i], _mm256_set1_ps(kLog2E));
+    n[i] = _mm256_round_ps(scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+  OCTAVO_UNROLL for (int i = 0; i < N; ++i) x[i] = _mm256_fnmadd_ps(n[i], _mm256_set1_ps(kLn2High), x[i]);
+  OCTAVO_UNROLL for (int i = 0; i < N; ++i) x[i] = _mm256_fnmadd_ps(n[i], _mm256_set1_ps(kLn2Low), x[i]);
+  OCTAVO_UNROLL for (int i = 0; i < N; ++i) y[i] = _mm256_set1_ps(kExpTaylor[0]);
+  OCTAVO_UNROLL for (int term = 1; term < 8; ++term) {
+    OCTAVO_UNROLL for (int i = 0; i < N; ++i) y[i] = _mm256_fmadd_ps(y[i], x[i], _mm256_set1_ps(kExpTaylor[term]));
+  }
+  OCTAVO_UNROLL for (int i = 0; i < N; ++i) {
+    const __m256i exponent =
+        _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n[i]), _mm256_set1_epi32(127)), 23);
+    x[i] = _mm256_mul_ps(y[i], _mm256_castsi256_ps(exponent));
+  }
+}
+
 static inline __m256 exp8(__m256 x) {
-  // The second operand is returned for NaN, so NaN passes through.
-  x = _mm256_min_ps(_mm256_set1_ps(kExpMax), _mm256_max_ps(_mm256_set1_ps(kExpMin), x));
-  const __m256 scaled = _mm256_mul_ps(x, _mm256_set1_ps(kLog2E));
-  const __m256 n = _mm256_round_ps(scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(kLn2Low), _mm256_fnmadd_ps(n, _mm256_set1_ps(kLn2High), x));
-  __m256 y = _mm256_set1_ps(kExpTaylor[0]);
-  for (int i = 1; i < 8; ++i) y = _mm256_fmadd_ps(y, r, _mm256_set1_ps(kExpTaylor[i]));
-  const __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
-  return _mm256_mul_ps(y, _mm256_castsi256_ps(exponent));
+  __m256 alone[1] = {x};
+  exp8(alone);
+  return alone[0];
 }
 
 static inline float exp1(float x) { return _mm256_cvtss_f32(exp8(_mm256_set1_ps(x))); }
@@ -43,6 +65,29 @@ static inline float max8(__m256 x) {
 static inline __m256i first_lanes(int64_t count) {
   const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int32_t>(count)), lanes);
+}
+
+// Loads and stores of eight lanes, and of the first few: with a mask, which costs some CPUs a dozen cycles a store.
+struct AllLanes {
+  static constexpr int count = 8;
+
+  __m256 load(const float* from) const { return _mm256_loadu_ps(from); }
+  void store(float* to, __m256 v) const { _mm256_storeu_ps(to, v); }
+};
+struct FirstLanes {
+  int count;
+  __m256i mask;
+
+  __m256 load(const float* from) const { return _mm256_maskload_ps(from, mask); }
+  void store(float* to, __m256 v) const { _mm256_maskstore_ps(to, mask, v); }
+};
+
+// Calls body(at, lanes) for each 8 elements from `at` on; `lanes` are those that there are.
+template <class Body>
+static inline void for_each_vector(int64_t width, Body body) {
+  int64_t at = 0;
+  for (; at + 8 <= width; at += 8) body(at, AllLanes{});
+  if (at < width) body(at, FirstLanes{static_cast<int>(width - at), first_lanes(width - at)});
 }
 
 }  // namespace octavo::avx2

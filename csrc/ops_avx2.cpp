@@ -1,22 +1,9 @@
-// Row-wise ops in AVX2. The last width % 8 elements go through masked loads and stores.
+// Row-wise ops in AVX2.
 #include <math.h>
 
 #include "avx2_math.h"
 
 namespace octavo::avx2 {
-namespace {
-
-// Calls vector(i, lanes) for each 8 elements; `lanes` is full but for the last call.
-template <class Body>
-inline void for_each_vector(int64_t width, Body body) {
-  const __m256i all = _mm256_set1_epi32(-1);
-  int64_t i = 0;
-  for (; i + 8 <= width; i += 8) body(i, all);
-  if (i < width) body(i, first_lanes(width - i));
-}
-
-}  // namespace
-
 void rms_norm(const float* x, const float* weight, int64_t width, float eps, float* out) {
   __m256 sums[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
   int64_t i = 0;
@@ -32,65 +19,88 @@ void rms_norm(const float* x, const float* weight, int64_t width, float eps, flo
   }
   const float sum = sum8(_mm256_add_ps(_mm256_add_ps(sums[0], sums[1]), _mm256_add_ps(sums[2], sums[3])));
   const __m256 factor = _mm256_set1_ps(1.0f / sqrtf(sum / static_cast<float>(width) + eps));
-  for_each_vector(width, [=](int64_t at, __m256i lanes) {
-    const __m256 scaled = _mm256_mul_ps(_mm256_maskload_ps(x + at, lanes), factor);
-    _mm256_maskstore_ps(out + at, lanes, _mm256_mul_ps(scaled, _mm256_maskload_ps(weight + at, lanes)));
-  });
-}
-
-void silu_mul(const float* gate, const float* up, int64_t width, float* out) {
-  const __m256 one = _mm256_set1_ps(1.0f), sign = _mm256_set1_ps(-0.0f);
-  for_each_vector(width, [=](int64_t at, __m256i lanes) {
-    const __m256 g = _mm256_maskload_ps(gate + at, lanes);
-    const __m256 silu = _mm256_div_ps(g, _mm256_add_ps(one, exp8(_mm256_xor_ps(g, sign))));
-    _mm256_maskstore_ps(out + at, lanes, _mm256_mul_ps(silu, _mm256_maskload_ps(up + at, lanes)));
-  });
-}
-
-void add(float* x, const float* y, int64_t width) {
-  for_each_vector(width, [=](int64_t at, __m256i lanes) {
-    const __m256 sum = _mm256_add_ps(_mm256_maskload_ps(x + at, lanes), _mm256_maskload_ps(y + at, lanes));
-    _mm256_maskstore_ps(x + at, lanes, sum);
+  for_each_vector(width, [=](int64_t at, auto lanes) {
+    const __m256 scaled = _mm256_mul_ps(lanes.load(x + at), factor);
+    lanes.store(out + at, _mm256_mul_ps(scaled, lanes.load(weight + at)));
   });
 }
 
 namespace {
 
-// Pairs (i, i + half), 8 at a time; `first` and `second` point at element i of the halves.
-inline void rotate_halves(float* first, float* second, const float* cos_sin, __m256i lanes, __m256i low,
-                          __m256i high) {
-  const __m256 a = _mm256_maskload_ps(cos_sin, low), b = _mm256_maskload_ps(cos_sin + 8, high);
+template <int N, class Lanes>
+inline void silu_mul_vectors(const float* gate, const float* up, float* out, Lanes lanes) {
+  __m256 weights[N];  // exp(-gate)
+  OCTAVO_UNROLL for (int i = 0; i < N; ++i) weights[i] = _mm256_xor_ps(lanes.load(gate + 8 * i), _mm256_set1_ps(-0.0f));
+  exp8(weights);
+  OCTAVO_UNROLL for (int i = 0; i < N; ++i) {
+    const __m256 silu = _mm256_div_ps(lanes.load(gate + 8 * i), _mm256_add_ps(_mm256_set1_ps(1.0f), weights[i]));
+    lanes.store(out + 8 * i, _mm256_mul_ps(silu, lanes.load(up + 8 * i)));
+  }
+}
+
+}  // namespace
+
+void silu_mul(const float* gate, const float* up, int64_t width, float* out) {
+  int64_t i = 0;
+  for (; i + 32 <= width; i += 32) silu_mul_vectors<4>(gate + i, up + i, out + i, AllLanes{});
+  for_each_vector(width - i, [=](int64_t at, auto lanes) {
+    silu_mul_vectors<1>(gate + i + at, up + i + at, out + i + at, lanes);
+  });
+}
+
+void add(float* x, const float* y, int64_t width) {
+  for_each_vector(width, [=](int64_t at, auto lanes) {
+    lanes.store(x + at, _mm256_add_ps(lanes.load(x + at), lanes.load(y + at)));
+  });
+}
+
+namespace {
+
+// The same 8 angles of every head: pairs (i, i + half) from `at` on.
+template <class Lanes>
+inline void rotate_halves(float* x, int32_t num_heads, int32_t head_dim, int64_t half, const float* cos_sin,
+                          int64_t at, Lanes lanes) {
+  const int64_t rest = 2 * (half - at);  // floats of cos_sin from here
+  const __m256 a = _mm256_maskload_ps(cos_sin + 2 * at, first_lanes(rest));
+  const __m256 b = _mm256_maskload_ps(cos_sin + 2 * at + 8, first_lanes(rest - 8));
   const auto in_order = [](__m256 v) {  // undoes the 128-bit halves of the shuffles below
     return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xD8));
   };
   const __m256 cos = in_order(_mm256_shuffle_ps(a, b, 0x88)), sin = in_order(_mm256_shuffle_ps(a, b, 0xDD));
-  const __m256 x = _mm256_maskload_ps(first, lanes), y = _mm256_maskload_ps(second, lanes);
-  _mm256_maskstore_ps(first, lanes, _mm256_fmsub_ps(x, cos, _mm256_mul_ps(y, sin)));
-  _mm256_maskstore_ps(second, lanes, _mm256_fmadd_ps(x, sin, _mm256_mul_ps(y, cos)));
+  float* first = x + at;
+  for (int32_t h = 0; h < num_heads; ++h, first += head_dim) {
+    const __m256 p = lanes.load(first), q = lanes.load(first + half);
+    lanes.store(first, _mm256_fmsub_ps(p, cos, _mm256_mul_ps(q, sin)));
+    lanes.store(first + half, _mm256_fmadd_ps(p, sin, _mm256_mul_ps(q, cos)));
+  }
 }
 
-// Pairs (2i, 2i + 1), 4 at a time.
-inline void rotate_neighbours(float* x, const float* cos_sin, __m256i lanes) {
-  const __m256 v = _mm256_maskload_ps(x, lanes), cs = _mm256_maskload_ps(cos_sin, lanes);
-  const __m256 swapped = _mm256_permute_ps(v, 0xB1);
-  const __m256 turned = _mm256_mul_ps(swapped, _mm256_movehdup_ps(cs));
-  _mm256_maskstore_ps(x, lanes, _mm256_fmaddsub_ps(v, _mm256_moveldup_ps(cs), turned));
+// The same 4 angles of every head: pairs (2i, 2i + 1), from element `at` on.
+template <class Lanes>
+inline void rotate_neighbours(float* x, int32_t num_heads, int32_t head_dim, const float* cos_sin, int64_t at,
+                              Lanes lanes) {
+  const __m256 angles = lanes.load(cos_sin + at);
+  const __m256 cos = _mm256_moveldup_ps(angles), sin = _mm256_movehdup_ps(angles);
+  float* pairs = x + at;
+  for (int32_t h = 0; h < num_heads; ++h, pairs += head_dim) {
+    const __m256 v = lanes.load(pairs);
+    lanes.store(pairs, _mm256_fmaddsub_ps(v, cos, _mm256_mul_ps(_mm256_permute_ps(v, 0xB1), sin)));
+  }
 }
 
 }  // namespace
 
 void rope(float* x, int32_t num_heads, int32_t head_dim, int32_t rotary_dim, const float* cos_sin,
           bool interleaved) {
-  const int32_t half = rotary_dim / 2;
-  for (int32_t h = 0; h < num_heads; ++h, x += head_dim) {
-    if (interleaved) {
-      for_each_vector(rotary_dim, [=](int64_t at, __m256i lanes) { rotate_neighbours(x + at, cos_sin + at, lanes); });
-    } else {
-      for_each_vector(half, [=](int64_t at, __m256i lanes) {
-        const int64_t rest = 2 * (half - at);  // floats of cos_sin from here
-        rotate_halves(x + at, x + half + at, cos_sin + 2 * at, lanes, first_lanes(rest), first_lanes(rest - 8));
-      });
-    }
+  if (interleaved) {
+    for_each_vector(rotary_dim, [=](int64_t at, auto lanes) {
+      rotate_neighbours(x, num_heads, head_dim, cos_sin, at, lanes);
+    });
+  } else {
+    const int64_t half = rotary_dim / 2;
+    for_each_vector(half, [=](int64_t at, auto lanes) {
+      rotate_halves(x, num_heads, head_dim, half, cos_sin, at, lanes);
+    });
   }
 }
 

@@ -1,63 +1,109 @@
 // Quantisation of activations for AVX2; bit for bit what portable::quantize_row gives.
 #include <immintrin.h>
 
+#include "avx2_math.h"
 #include "linear_kernels.h"
 #include "quantized_row.h"
 
 namespace octavo::avx2 {
 namespace {
 
-// The greatest magnitude of some floats, a multiple of 32. Compared as integers, so that NaN is the greatest of all.
-inline float greatest_magnitude(const float* x, int64_t count) {
-  const __m256i no_sign = _mm256_set1_epi32(0x7fffffff);
-  __m256i greatest[4] = {};
-  for (int64_t k = 0; k < count; k += 32) {
-    for (int v = 0; v < 4; ++v) {
-      const __m256i bits = _mm256_castps_si256(_mm256_loadu_ps(x + k + v * 8));
-      greatest[v] = _mm256_max_epi32(greatest[v], _mm256_and_si256(bits, no_sign));
-    }
-  }
-  const __m256i all = _mm256_max_epi32(_mm256_max_epi32(greatest[0], greatest[1]),
-                                       _mm256_max_epi32(greatest[2], greatest[3]));
-  __m128i half = _mm_max_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+// Eight groups are worked on together: what is one number a group is one lane of a vector.
+constexpr int kGroups = 8;
+
+// Lane i of the result combines all lanes of v[i].
+template <class Combine>
+inline __m256i across_lanes(const __m256i (&v)[kGroups], Combine combine) {
+  const auto pairs = [&](__m256i a, __m256i b) {
+    return combine(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+  };
+  const auto quads = [&](__m256i a, __m256i b) {
+    return combine(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+  };
+  const __m256i low = quads(pairs(v[0], v[1]), pairs(v[2], v[3])), high = quads(pairs(v[4], v[5]), pairs(v[6], v[7]));
+  return combine(_mm256_permute2x128_si256(low, high, 0x20), _mm256_permute2x128_si256(low, high, 0x31));
+}
+
+inline __m256i sum_of(__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }
+inline __m256i greater_of(__m256i a, __m256i b) { return _mm256_max_epi32(a, b); }
+
+// Magnitudes compare as integers, so that NaN is the greatest of all.
+inline __m256i greatest_of_group(const float* x) {
+  const auto magnitudes = [&](int v) {
+    return _mm256_and_si256(_mm256_castps_si256(_mm256_loadu_ps(x + v * 8)), _mm256_set1_epi32(0x7fffffff));
+  };
+  return greater_of(greater_of(magnitudes(0), magnitudes(1)), greater_of(magnitudes(2), magnitudes(3)));
+}
+
+inline float greatest_lane(__m256i lanes) {
+  __m128i half = _mm_max_epi32(_mm256_castsi256_si128(lanes), _mm256_extracti128_si256(lanes, 1));
   half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0x4e));
   half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0xb1));
   return _mm_cvtss_f32(_mm_castsi128_ps(half));
 }
 
-inline int32_t sum_of_lanes(__m256i lanes) {
-  __m128i half = _mm_add_epi32(_mm256_castsi256_si128(lanes), _mm256_extracti128_si256(lanes, 1));
-  half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
-  half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1));
-  return _mm_cvtsi128_si32(half);
+// Stores the quants of a group; the lanes of the result add up to their sum.
+inline __m256i quantize_group(const float* x, __m256 inverse, int8_t* quants) {
+  // Packing works in 128-bit halves; this order of 4-byte pieces undoes it.
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  const auto integers = [&](int v) { return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + v * 8), inverse)); };
+  const __m256i a = integers(0), b = integers(1), c = integers(2), d = integers(3);
+  const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(quants), _mm256_permutevar8x32_epi32(packed, order));
+  return sum_of(sum_of(a, b), sum_of(c, d));
+}
+
+// What factor_of and inverse_of in quantized_row.h give, for a unit that is finite.
+inline __m256 factors_of(__m256 greatest, float unit) {
+  if (unit == 0.0f) return _mm256_setzero_ps();
+  const __m256 factors = _mm256_ceil_ps(_mm256_div_ps(greatest, _mm256_set1_ps(127.0f * unit)));
+  return _mm256_min_ps(factors, _mm256_set1_ps(32767.0f));
+}
+inline __m256 inverses_of(__m256 factors, float unit) {
+  const __m256 inverses = _mm256_div_ps(_mm256_set1_ps(1.0f), _mm256_mul_ps(factors, _mm256_set1_ps(unit)));
+  return _mm256_andnot_ps(_mm256_cmp_ps(factors, _mm256_setzero_ps(), _CMP_EQ_OQ), inverses);
+}
+
+inline int count_from(int64_t at, int64_t num_groups) {
+  return num_groups - at < kGroups ? static_cast<int>(num_groups - at) : kGroups;
 }
 
 }  // namespace
 
 void quantize_row(const float* x, int64_t cols, const QuantizedRow& out) {
-  // Packing works in 128-bit halves; this order of 4-byte pieces undoes it.
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  const float unit = unit_of(greatest_magnitude(x, cols));
+  const int64_t num_groups = cols / kGroupSize;
+  alignas(32) float lanes[kGroups];  // one number a group
+  __m256i greatest = _mm256_setzero_si256();
+  for (int64_t at = 0; at < num_groups; at += kGroups) {
+    const int count = count_from(at, num_groups);
+    __m256i groups[kGroups] = {};
+    for (int g = 0; g < count; ++g) groups[g] = greatest_of_group(x + (at + g) * kGroupSize);
+    const __m256i magnitudes = across_lanes(groups, greater_of);
+    greatest = greater_of(greatest, magnitudes);
+    _mm256_store_ps(lanes, _mm256_castsi256_ps(magnitudes));
+    for (int g = 0; g < count; ++g) out.groups[at + g].sum = lanes[g];  // until the sum is known
+  }
+  const float unit = unit_of(greatest_lane(greatest));
+  if (!(unit <= FLT_MAX)) return portable::quantize_row(x, cols, out);  // which bounds what is not finite
   *out.unit = unit;
-  for (int64_t g = 0; g < cols / kGroupSize; ++g, x += kGroupSize) {
-    const float factor = factor_of(greatest_magnitude(x, kGroupSize), unit);
-    const __m256 inverse = _mm256_set1_ps(inverse_of(factor, unit));
-    __m256i integers[4];
-    for (int v = 0; v < 4; ++v) {
-      // The bounds matter where a value is not finite; NaN becomes 127.
-      __m256 quotient = _mm256_mul_ps(_mm256_loadu_ps(x + v * 8), inverse);
-      quotient = _mm256_min_ps(quotient, _mm256_set1_ps(127.0f));
-      quotient = _mm256_max_ps(quotient, _mm256_set1_ps(-127.0f));
-      integers[v] = _mm256_cvtps_epi32(quotient);
+  for (int64_t at = 0; at < num_groups; at += kGroups) {
+    const int count = count_from(at, num_groups);
+    for (int g = 0; g < count; ++g) lanes[g] = out.groups[at + g].sum;
+    const __m256 factor = factors_of(_mm256_load_ps(lanes), unit);
+    _mm256_store_ps(lanes, inverses_of(factor, unit));
+    __m256i groups[kGroups] = {};
+    for (int g = 0; g < count; ++g) {
+      const float* group = x + (at + g) * kGroupSize;
+      groups[g] = quantize_group(group, _mm256_broadcast_ss(lanes + g), out.groups[at + g].quants);
     }
-    const __m256i sums = _mm256_add_epi32(_mm256_add_epi32(integers[0], integers[1]),
-                                          _mm256_add_epi32(integers[2], integers[3]));
-    const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(integers[0], integers[1]),
-                                              _mm256_packs_epi32(integers[2], integers[3]));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.groups[g].quants),
-                        _mm256_permutevar8x32_epi32(packed, order));
-    out.groups[g].factor = static_cast<int32_t>(factor) * 65537;
-    out.groups[g].sum = factor * static_cast<float>(sum_of_lanes(sums));
+    alignas(32) int32_t factors[kGroups];
+    const __m256i integers = _mm256_cvtps_epi32(factor);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(factors), _mm256_or_si256(integers, _mm256_slli_epi32(integers, 16)));
+    _mm256_store_ps(lanes, _mm256_mul_ps(factor, _mm256_cvtepi32_ps(across_lanes(groups, sum_of))));
+    for (int g = 0; g < count; ++g) {
+      out.groups[at + g].factor = factors[g];
+      out.groups[at + g].sum = lanes[g];
+    }
   }
 }
 
