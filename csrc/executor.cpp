@@ -65,6 +65,33 @@ int32_t most_group_heads(const Program& program) {
   return most;
 }
 
+// For writing too: else a line that two cores hold has to be taken from the other one by the write.
+inline void prefetch_line(const uint8_t* line) {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" : : "m"(*line));  // CPUs that lack it do nothing
+#else
+  __builtin_prefetch(line, 1);
+  asm volatile("");  // a function that does nothing but prefetch is dropped as one without effect
+#endif
+}
+
+void prefetch(const void* bytes, int64_t num_bytes) {
+  for (int64_t i = 0; i < num_bytes; i += 64) prefetch_line(static_cast<const uint8_t*>(bytes) + i);
+}
+
+// Where a token's K and V will stand.
+void prefetch_slot(const KVView& kv, int64_t slot) {
+  const int64_t block = slot / kv.block_size, offset = slot % kv.block_size, element_bytes = kv.is_half ? 2 : 4;
+  const int64_t row_bytes = kv.head_dim * element_bytes;
+  const auto* data = static_cast<const uint8_t*>(kv.data);
+  for (int32_t head = 0; head < kv.num_kv_heads; ++head) {
+    const int64_t k = k_panel(kv, block, head) + k_offset(kv, offset - offset % k_interleave(kv));
+    const int64_t v = v_panel(kv, block, head) + offset * kv.head_dim;
+    prefetch(data + k * element_bytes, row_bytes * k_interleave(kv));  // the key is spread over a whole tile
+    prefetch(data + v * element_bytes, row_bytes);
+  }
+}
+
 int64_t rounded_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 }  // namespace
@@ -98,7 +125,10 @@ void Executor::allocate_activations() {
       return place;
     };
     const auto take_floats = [&](int64_t size) { return reinterpret_cast<float*>(take(size * 4)); };
-    for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i] = take_floats(max_num_tokens_ * program_.widths[i]);
+    for (size_t i = 0; i < buffers_.size(); ++i) {
+      const int64_t num_rows = program_.is_local[i] ? team_.num_threads() : max_num_tokens_;
+      buffers_[i] = take_floats(num_rows * program_.widths[i]);
+    }
     groups_ = reinterpret_cast<QuantizedGroup*>(take(num_groups * sizeof(QuantizedGroup)));
     units_ = take_floats(max_num_tokens_);
     if (is_counting) activation_memory_ = HugeMemory(num_bytes);
@@ -221,48 +251,70 @@ KVView Executor::kv_view(int32_t layer) const {
           layout_.block_size};
 }
 
-void Executor::run_units(const RowPhase& phase, int64_t begin, int64_t end, int) {
+void Executor::run_units(const RowPhase& phase, int64_t begin, int64_t end, int thread) {
+  if (begin < end) fetch(phase, begin);
   for (int64_t row = begin; row < end; ++row) {
+    if (row + 1 < end) fetch(phase, row + 1);
     for (const RowStep& any : phase.steps) {
-      std::visit([&](const auto& step) { run_step(step, row); }, any);
+      std::visit([&](const auto& step) { run_step(step, row, thread); }, any);
     }
   }
 }
 
-void Executor::run_step(const EmbedRow& step, int64_t row) {
-  kernels_.dequantize_row(*step.matrix, inputs_.token_ids[row], this->row(step.out, row));
+// Starts to bring what the steps of a row will read and write into the cache.
+void Executor::fetch(const RowPhase& phase, int64_t row) const {
+  for (const int buffer : phase.inputs) prefetch(this->row(buffer, row), program_.widths[buffer] * sizeof(float));
+  for (const RowStep& step : phase.steps) {
+    if (const auto* write = std::get_if<WriteRow>(&step)) {
+      prefetch_slot(kv_view(write->layer), inputs_.slot_mapping[row]);
+    } else if (const auto* quantize = std::get_if<QuantizeRow>(&step)) {
+      const int64_t num_groups = program_.widths[quantize->x] / kGroupSize;
+      prefetch(quantized_row(quantize->x, row).groups, num_groups * sizeof(QuantizedGroup));
+    }
+  }
 }
 
-void Executor::run_step(const NormRow& step, int64_t row) {
-  kernels_.rms_norm(this->row(step.x, row), step.weight, program_.widths[step.x], step.eps, this->row(step.out, row));
+// Where the quantised row of a buffer goes.
+QuantizedRow Executor::quantized_row(int buffer, int64_t row) const {
+  const int64_t num_groups = program_.widths[buffer] / kGroupSize;
+  return {groups_ + row * num_groups, units_ + row};
 }
 
-void Executor::run_step(const QuantizeRow& step, int64_t row) {
-  const int64_t width = program_.widths[step.x], num_groups = width / kGroupSize;
-  const QuantizedRow out{groups_ + row * num_groups, units_ + row};
-  kernels_.quantize_row(this->row(step.x, row), width, out);
+void Executor::run_step(const EmbedRow& step, int64_t row, int thread) {
+  kernels_.dequantize_row(*step.matrix, inputs_.token_ids[row], this->row(step.out, row, thread));
 }
 
-void Executor::run_step(const RopeRow& step, int64_t row) {
-  kernels_.rope(this->row(step.x, row), step.num_heads, step.head_dim, step.rotary_dim,
+void Executor::run_step(const NormRow& step, int64_t row, int thread) {
+  kernels_.rms_norm(this->row(step.x, row, thread), step.weight, program_.widths[step.x], step.eps,
+                    this->row(step.out, row, thread));
+}
+
+void Executor::run_step(const QuantizeRow& step, int64_t row, int thread) {
+  kernels_.quantize_row(this->row(step.x, row, thread), program_.widths[step.x], quantized_row(step.x, row));
+}
+
+void Executor::run_step(const RopeRow& step, int64_t row, int thread) {
+  kernels_.rope(this->row(step.x, row, thread), step.num_heads, step.head_dim, step.rotary_dim,
                 angles_[step.angles].row(inputs_.positions[row]), step.interleaved);
 }
 
-void Executor::run_step(const WriteRow& step, int64_t row) {
-  kernels_.kv_write(kv_view(step.layer), inputs_.slot_mapping[row], this->row(step.k, row), this->row(step.v, row));
+void Executor::run_step(const WriteRow& step, int64_t row, int thread) {
+  kernels_.kv_write(kv_view(step.layer), inputs_.slot_mapping[row], this->row(step.k, row, thread),
+                    this->row(step.v, row, thread));
 }
 
-void Executor::run_step(const GateRow& step, int64_t row) {
-  kernels_.silu_mul(this->row(step.gate, row), this->row(step.up, row), program_.widths[step.out],
-                    this->row(step.out, row));
+void Executor::run_step(const GateRow& step, int64_t row, int thread) {
+  kernels_.silu_mul(this->row(step.gate, row, thread), this->row(step.up, row, thread), program_.widths[step.out],
+                    this->row(step.out, row, thread));
 }
 
-void Executor::run_step(const AddRow& step, int64_t row) {
-  kernels_.add(this->row(step.x, row), this->row(step.y, row), program_.widths[step.x]);
+void Executor::run_step(const AddRow& step, int64_t row, int thread) {
+  kernels_.add(this->row(step.x, row, thread), this->row(step.y, row, thread), program_.widths[step.x]);
 }
 
-void Executor::run_step(const TakeRow& step, int64_t row) {
-  std::memcpy(this->row(step.out, row), this->row(step.x, inputs_.logits_rows[row]), program_.widths[step.x] * 4);
+void Executor::run_step(const TakeRow& step, int64_t row, int thread) {
+  std::memcpy(this->row(step.out, row, thread), this->row(step.x, inputs_.logits_rows[row]),
+              program_.widths[step.x] * 4);
 }
 
 void Executor::run_units(const LinearPhase& phase, int64_t begin, int64_t end, int thread) {
@@ -306,7 +358,8 @@ void Executor::multiply(const LinearStep& step, int64_t tile_begin, int64_t tile
                         float* out, int64_t out_stride) const {
   const PackedMatrix part = part_of(*step.matrix, tile_begin, tile_end);
   const int64_t cols = part.cols, num_groups = cols / kGroupSize;
-  const Activations x{row(step.x, begin), cols, groups_ + begin * num_groups, units_ + begin};
+  const float* values = is_quantized(part.type) ? nullptr : row(step.x, begin);
+  const Activations x{values, cols, groups_ + begin * num_groups, units_ + begin};
   kernels_.linear(part, x, count, 0, part.num_tiles, out, out_stride, step.accumulate);
   if (step.bias == nullptr) return;
   const float* bias = step.bias + tile_begin * kTileRows;

@@ -63,18 +63,24 @@ class Executor {
   void multiply(const LinearStep& step, int64_t tile_begin, int64_t tile_end, int64_t begin, int64_t count, float* out,
                 int64_t out_stride) const;
 
-  void run_step(const EmbedRow& step, int64_t row);
-  void run_step(const NormRow& step, int64_t row);
-  void run_step(const QuantizeRow& step, int64_t row);
-  void run_step(const RopeRow& step, int64_t row);
-  void run_step(const WriteRow& step, int64_t row);
-  void run_step(const GateRow& step, int64_t row);
-  void run_step(const AddRow& step, int64_t row);
-  void run_step(const TakeRow& step, int64_t row);
+  void fetch(const RowPhase& phase, int64_t row) const;
+  void run_step(const EmbedRow& step, int64_t row, int thread);
+  void run_step(const NormRow& step, int64_t row, int thread);
+  void run_step(const QuantizeRow& step, int64_t row, int thread);
+  void run_step(const RopeRow& step, int64_t row, int thread);
+  void run_step(const WriteRow& step, int64_t row, int thread);
+  void run_step(const GateRow& step, int64_t row, int thread);
+  void run_step(const AddRow& step, int64_t row, int thread);
+  void run_step(const TakeRow& step, int64_t row, int thread);
 
   int64_t chunk_of(int64_t num_units, int64_t multiple) const;
   int64_t num_rows(Rows rows) const;
   float* row(int buffer, int64_t row) const { return buffers_[buffer] + row * program_.widths[buffer]; }
+  // For row steps: a local buffer has one row a thread, which stays in the cache.
+  float* row(int buffer, int64_t row, int thread) const {
+    return this->row(buffer, program_.is_local[buffer] ? thread : row);
+  }
+  QuantizedRow quantized_row(int buffer, int64_t row) const;
   KVView kv_view(int32_t layer) const;
 
   const KernelTable& kernels_;
@@ -90,7 +96,7 @@ class Executor {
 
   HugeMemory kv_memory_;
   HugeMemory activation_memory_;  // holds what follows
-  std::vector<float*> buffers_;   // [max_num_tokens][width] each
+  std::vector<float*> buffers_;       // [max_num_tokens, or threads if local][width] each
   QuantizedGroup* groups_ = nullptr;  // [max_num_tokens][groups of what was quantised]
   float* units_ = nullptr;            // [max_num_tokens]
 

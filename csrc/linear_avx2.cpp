@@ -167,7 +167,7 @@ template <WeightType W>
 constexpr int kRowsOfBlock = is_nibbles(W) ? 6 : 4;
 
 // From so many rows on it pays to unpack 4-bit weights first.
-constexpr int64_t kRowsForPanels = 8;
+constexpr int64_t kRowsForPanels = 16;
 
 // Rows of activations that stay in the caches while all tiles pass by.
 constexpr int64_t kRowsInCache = 64;

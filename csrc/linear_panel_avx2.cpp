@@ -27,16 +27,15 @@ struct Pass {
   int64_t group;  // the first
   int num_groups;
   bool is_first, is_last;  // of the panels of the tiles
-  const uint8_t* packed;   // the panel's first tile, from its first group on
-  const uint8_t* next;     // the same of the panel that comes next
 };
 
 template <WeightType W, int T>
 void unpack(const PackedMatrix& w, const Pass& pass, PanelGroup<T>* panel) {
   constexpr GroupFormat format = group_format(W);
   for (int t = 0; t < T; ++t) {
-    const uint8_t* group = pass.packed + t * w.tile_bytes;
+    const uint8_t* group = w.data + (pass.tile + t) * w.tile_bytes + pass.group * format.tile_bytes();
     for (int g = 0; g < pass.num_groups; ++g, group += format.tile_bytes()) {
+      prefetch<format.tile_bytes(), _MM_HINT_T1>(group + T * w.tile_bytes);  // of the tiles that come next
       const __m256 scales = load_halves(group);
       _mm256_store_ps(panel[g].scales[t], scales);
       _mm256_store_ps(panel[g].minima[t], minima_of<W>(group, scales));
@@ -70,9 +69,8 @@ void finish(const Job& job, const Pass& pass, int64_t row, __m256 (&acc)[M][T]) 
 }
 
 // Adds the panel's groups to the sums of M rows from `row` on; the last panel brings them to the output.
-template <WeightType W, int M, int T>
+template <int M, int T>
 void add_panel(const Job& job, const Pass& pass, const PanelGroup<T>* panel, int64_t row, float (*sums)[T][kTileRows]) {
-  constexpr int num_bytes = group_format(W).tile_bytes();
   __m256 acc[M][T];
   OCTAVO_UNROLL for (int i = 0; i < M; ++i) {
     // The output's lines come while the block is at work: a store that waits for its line holds up those after it.
@@ -86,7 +84,6 @@ void add_panel(const Job& job, const Pass& pass, const PanelGroup<T>* panel, int
   const QuantizedGroup* x[M];
   OCTAVO_UNROLL for (int i = 0; i < M; ++i) x[i] = job.x.groups + (row + i) * num_groups + pass.group;
   for (int64_t g = 0; g < pass.num_groups; ++g, ++panel) {
-    OCTAVO_UNROLL for (int t = 0; t < T; ++t) prefetch<num_bytes>(pass.next + t * job.w.tile_bytes + g * num_bytes);
     const int8_t* quants[M];
     OCTAVO_UNROLL for (int i = 0; i < M; ++i) quants[i] = x[i][g].quants;
     __m256i dots[M][T];
@@ -107,42 +104,38 @@ void add_panel(const Job& job, const Pass& pass, const PanelGroup<T>* panel, int
 }
 
 // `num_rows` rows, M at most.
-template <WeightType W, int M, int T>
+template <int M, int T>
 void add_panel_to_block(const Job& job, const Pass& pass, const PanelGroup<T>* panel, int64_t row, int64_t num_rows,
                         float (*sums)[T][kTileRows]) {
   if constexpr (M > 1) {
-    if (num_rows < M) return add_panel_to_block<W, M - 1, T>(job, pass, panel, row, num_rows, sums);
+    if (num_rows < M) return add_panel_to_block<M - 1, T>(job, pass, panel, row, num_rows, sums);
   }
-  add_panel<W, M, T>(job, pass, panel, row, sums);
+  add_panel<M, T>(job, pass, panel, row, sums);
 }
 
 // Rows [row, row + num_rows) in blocks that differ by one: a small block costs more a row.
-template <WeightType W, int T>
+template <int T>
 void add_panel_to_rows(const Job& job, const Pass& pass, const PanelGroup<T>* panel, int64_t row, int64_t num_rows,
                        float (*sums)[T][kTileRows]) {
   int64_t i = 0;
   for (int64_t num_blocks = (num_rows + kRowsOfBlock - 1) / kRowsOfBlock; num_blocks > 0; --num_blocks) {
     const int64_t count = (num_rows - i + num_blocks - 1) / num_blocks;
-    add_panel_to_block<W, kRowsOfBlock, T>(job, pass, panel, row + i, count, sums + i);
+    add_panel_to_block<kRowsOfBlock>(job, pass, panel, row + i, count, sums + i);
     i += count;
   }
 }
 
 template <WeightType W, int T>
 void rows_by_tiles(const Job& job, int64_t row, int64_t num_rows, int64_t tile) {
-  constexpr int num_bytes = group_format(W).tile_bytes();
   const int64_t num_groups = job.w.cols / kGroupSize;
-  const uint8_t* tiles = job.w.data + tile * job.w.tile_bytes;
   PanelGroup<T> panel[kPanelGroups];
   alignas(32) float sums[kRowsInCache][T][kTileRows];  // of the rows, between panels
   for (int64_t g = 0; g < num_groups; g += kPanelGroups) {
     const bool is_last = num_groups - g <= kPanelGroups;
     const int count = static_cast<int>(is_last ? num_groups - g : kPanelGroups);
-    const uint8_t* packed = tiles + g * num_bytes;
-    const uint8_t* next = is_last ? tiles + T * job.w.tile_bytes : packed + kPanelGroups * num_bytes;
-    const Pass pass{tile, g, count, g == 0, is_last, packed, next};
+    const Pass pass{tile, g, count, g == 0, is_last};
     unpack<W, T>(job.w, pass, panel);
-    add_panel_to_rows<W, T>(job, pass, panel, row, num_rows, sums);
+    add_panel_to_rows(job, pass, panel, row, num_rows, sums);
   }
 }
 

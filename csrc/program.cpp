@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <stdexcept>
 
 namespace octavo {
@@ -24,6 +25,57 @@ struct AccessOf {
   Access operator()(const SiluMul& op) const { return {{op.gate, op.up}, {op.out}}; }
   Access operator()(const Add& op) const { return {{op.x, op.y}, {op.x}}; }
   Access operator()(const TakeRows& op) const { return {{op.x}, {op.out}}; }
+};
+
+// The buffers of a row step. TakeRow reads a row of other phases whatever its number.
+struct RowAccess {
+  std::vector<int> reads, writes;
+};
+
+struct RowAccessOf {
+  RowAccess operator()(const EmbedRow& step) const { return {{}, {step.out}}; }
+  RowAccess operator()(const NormRow& step) const { return {{step.x}, {step.out}}; }
+  RowAccess operator()(const QuantizeRow& step) const { return {{step.x}, {}}; }
+  RowAccess operator()(const RopeRow& step) const { return {{step.x}, {step.x}}; }
+  RowAccess operator()(const WriteRow& step) const { return {{step.k, step.v}, {}}; }
+  RowAccess operator()(const GateRow& step) const { return {{step.gate, step.up}, {step.out}}; }
+  RowAccess operator()(const AddRow& step) const { return {{step.x, step.y}, {step.x}}; }
+  RowAccess operator()(const TakeRow& step) const { return {{step.x}, {step.out}}; }
+};
+
+// Finds what travels between phases: the inputs of row phases, and the buffers that are not local.
+class Traffic {
+ public:
+  explicit Traffic(Program& program) : is_local_(program.is_local) {
+    is_local_.assign(program.widths.size(), true);
+    is_local_[program.logits] = false;
+    for (Phase& phase : program.phases) std::visit([this](auto& any) { look_at(any); }, phase);
+  }
+
+ private:
+  void look_at(RowPhase& phase) {
+    std::set<int> inputs, own;
+    for (const RowStep& step : phase.steps) {
+      const RowAccess access = std::visit(RowAccessOf{}, step);
+      for (const int buffer : access.reads) {
+        if (own.count(buffer) == 0) inputs.insert(buffer);
+      }
+      own.insert(access.writes.begin(), access.writes.end());
+    }
+    phase.inputs.assign(inputs.begin(), inputs.end());
+    for (const int buffer : inputs) is_local_[buffer] = false;
+  }
+
+  void look_at(const LinearPhase& phase) {
+    for (const LinearStep& step : phase.steps) {
+      is_local_[step.out] = false;
+      if (!is_quantized(step.matrix->type)) is_local_[step.x] = false;
+    }
+  }
+
+  void look_at(const AttentionPhase& phase) { is_local_[phase.q] = is_local_[phase.out] = false; }
+
+  std::vector<bool>& is_local_;
 };
 
 [[noreturn]] void fail(const std::string& message) { throw std::invalid_argument(message); }
@@ -58,6 +110,7 @@ class Compiler {
     program_.logits = id("logits");
     require_width("buffer 'logits'", width(program_.logits), source_.vocab_size);
     if (rows_[program_.logits] != Rows::Logits) fail("buffer 'logits' must come after a TakeRows");
+    Traffic traffic(program_);
     return std::move(program_);
   }
 

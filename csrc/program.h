@@ -52,6 +52,7 @@ using RowStep = std::variant<EmbedRow, NormRow, QuantizeRow, RopeRow, WriteRow, 
 struct RowPhase {
   Rows rows;
   std::vector<RowStep> steps;
+  std::vector<int> inputs{};  // buffers that other phases wrote
 };
 
 struct LinearStep {
@@ -91,6 +92,7 @@ struct AngleSpec {
 struct Program {
   std::vector<Phase> phases;
   std::vector<int64_t> widths;  // of the buffers
+  std::vector<bool> is_local;   // whether a row is of no use to other phases than the one that writes it
   std::vector<AngleSpec> angles;
   int logits;               // the buffer of the result
   int64_t quantized_width;  // widest row of the store of quantised activations
