@@ -135,7 +135,7 @@ def check_product(matrix: Matrix, x: Floats, out: Floats) -> None:
 
 
 @every_isa
-@pytest.mark.parametrize("cols", [32, 64, 576])
+@pytest.mark.parametrize("cols", [32, 64, 256, 288, 480, 576])
 def test_quantize_row_is_exact(isa: str, cols: int) -> None:
     x = random_rows(40, cols) * np.float32(10.0) ** np.arange(-20, 20, dtype=np.float32)[:, None]
     for got, expected in zip(_native.quantize_row(x, isa), quantized(x), strict=True):

@@ -110,7 +110,7 @@ def test_rms_norm(isa: str, width: int) -> None:
 
 
 @every_isa
-@pytest.mark.parametrize("width", [1, 7, 8, 9, 100])
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 32, 41, 100])
 def test_silu_mul(isa: str, width: int) -> None:
     gate, up = random_rows(width, width), random_rows(width, width, seed=1)
     gate[-1] = np.linspace(-1000, 1000, width)  # where exp overflows
