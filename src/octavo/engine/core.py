@@ -35,6 +35,7 @@ class EngineCore:
         self._debug_checks = debug_checks
         self._has_schedule_failed = False
         self.last_batch: ScheduledBatch | None = None
+        """What the last step computed; None if it failed or had nothing to do."""
 
     def step(self) -> list[SequenceUpdate]:
         """Schedule, run, sample, commit. A step that raises is undone, and the culprit is found."""
@@ -44,7 +45,8 @@ class EngineCore:
         return updates
 
     def _step(self) -> list[SequenceUpdate]:
-        batch = self.last_batch = self._schedule()
+        self.last_batch = None
+        batch = self._schedule()
         if batch is None or batch.is_empty:
             return []
         try:
@@ -53,6 +55,7 @@ class EngineCore:
         except Exception:
             logger.exception("step %d failed; its sequences are tried again one by one", batch.step_id)
             return self.scheduler.fail(batch, STEP_ERROR)
+        self.last_batch = batch
         return self.scheduler.commit(batch, tokens)
 
     def _schedule(self) -> ScheduledBatch | None:

@@ -89,8 +89,11 @@ class Engine:
         started = time.monotonic()
         updates = self.core.step()
         now = time.monotonic()
-        if self.core.last_batch is not None:
-            self.reporter.on_step(self.core.last_batch, updates, self._live, self.scheduler.stats, started)
+        batch, stats = self.core.last_batch, self.scheduler.stats
+        if batch is None:
+            self.reporter.on_change(stats)
+        else:
+            self.reporter.on_step(batch, updates, self._live, stats, started)
         return self._deltas_of(updates, now)
 
     def _seed_of(self, params: SamplingParams) -> int:

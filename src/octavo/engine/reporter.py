@@ -35,7 +35,7 @@ class Reporter:
         scheduler: Callable[[], SchedulerStats],
         started: float,
     ) -> None:
-        """A step that began at `started`, on time.monotonic(), has been committed or has failed."""
+        """A step that began at `started`, on time.monotonic(), has been committed."""
         now = time.monotonic()
         for request_id in batch.admitted:
             if request_id in live:
@@ -72,7 +72,7 @@ class Reporter:
             self._tell(self.sink.on_request_finished, request.stats(now))
 
     def on_change(self, scheduler: Callable[[], SchedulerStats]) -> None:
-        """Something changed outside a step: an arrival, a refusal, an abort."""
+        """Something changed without a token computed: an arrival, a refusal, an abort, a step that failed."""
         if self.sink is not None:
             self._tell(self.sink.on_scheduler, scheduler())
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pytest
+
+from octavo.batch import ScheduledBatch
 from octavo.engine.stats import RequestStats, StepStats
 from octavo.scheduler.stats import SchedulerStats
 from support.harness import GREEDY, Harness
@@ -61,6 +64,33 @@ def test_a_failing_sink_harms_nobody(toy_path: Path) -> None:
     harness = Harness(toy_path)
     harness.engine.reporter.sink = Broken()
     assert len(harness.answer([1, 2, 3]).token_ids) == GREEDY.max_tokens
+
+
+def test_tokens_of_a_failed_step_are_not_counted(toy_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(toy_path, block_size=4)
+    notebook = harness.engine.reporter.sink = Notebook()
+    runner = harness.engine.core.runner
+    run, batches = runner.run, []
+
+    def fail_once(batch: ScheduledBatch) -> object:
+        batches.append(batch)
+        if len(batches) == 1:
+            raise RuntimeError("once")
+        return run(batch)
+
+    monkeypatch.setattr(runner, "run", fail_once)
+    for request_id, prompt in (("a", range(9)), ("b", range(50, 55))):
+        harness.add(request_id, list(prompt), dataclasses.replace(GREEDY, max_tokens=3))
+    num_changes = len(notebook.changes)
+    harness.step()
+    assert notebook.steps == []
+    assert [change.num_waiting for change in notebook.changes[num_changes:]] == [2]
+    harness.run()
+    assert [len(batch.sequences) for batch in batches[:3]] == [2, 1, 1], "each is tried again alone"
+    assert sum(step.num_prompt_tokens for step in notebook.steps) == 9 + 5
+    assert sum(step.num_tokens for step in notebook.steps) == sum(batch.num_tokens for batch in batches[1:])
+    assert sum(step.num_generated_tokens for step in notebook.steps) == 2 * 3
+    assert [stats.finish_reason for stats in notebook.requests] == ["length", "length"]
 
 
 def test_changes_outside_a_step_are_told(toy_path: Path) -> None:
