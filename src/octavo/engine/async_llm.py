@@ -18,7 +18,7 @@ from octavo.engine.metrics import EngineMetrics
 from octavo.engine.outputs import ChoiceDelta, RequestDelta
 from octavo.engine.plan import MemoryPlan
 from octavo.engine.stream import RequestStream
-from octavo.params import ParameterError, SamplingParams
+from octavo.params import SamplingParams
 from octavo.request import FinishReason
 from octavo.text.chat_template import encode_chat
 from octavo.text.tokenizer import Tokenizer
@@ -81,8 +81,6 @@ class AsyncLLM:
     ) -> list[int]:
         """Token ids of a conversation. Raises ChatTemplateError or ParameterError("messages")."""
         template = self._assembly.chat_template
-        if template is None:
-            raise ParameterError("this model has no chat template; use /v1/completions", "messages")
         return await asyncio.to_thread(encode_chat, self.tokenizer, template, messages, **template_variables)
 
     async def submit(

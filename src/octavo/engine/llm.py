@@ -96,10 +96,7 @@ class LLM:
 
     def encode_chat(self, messages: Sequence[Message], **template_variables: Any) -> list[int]:
         """The token ids of a conversation under the model's chat template."""
-        template = self._assembly.chat_template
-        if template is None:
-            raise ParameterError("this model has no chat template; use generate", "messages")
-        return encode_chat(self.tokenizer, template, messages, **template_variables)
+        return encode_chat(self.tokenizer, self._assembly.chat_template, messages, **template_variables)
 
     def close(self) -> None:
         """End what runs. The memory goes with the object."""

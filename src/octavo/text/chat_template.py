@@ -13,6 +13,7 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from octavo.params import ParameterError
 from octavo.text.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
@@ -86,14 +87,21 @@ def chat_template_of(metadata: Mapping[str, object], tokenizer: Tokenizer) -> Ch
 
 
 def encode_chat(
-    tokenizer: Tokenizer, template: ChatTemplate, messages: Messages, **variables: Any
+    tokenizer: Tokenizer, template: ChatTemplate | None, messages: Messages, **variables: Any
 ) -> list[int]:
     """The token ids of a conversation. Control tokens come from the template only.
 
     A message that spells one (a user who types "<|im_end|>") gets the tokens of that text and ends no turn.
     BOS is there if the template writes it. `variables` are those of ChatTemplate.render; like the messages,
-    they are not trusted. Raises ChatTemplateError if the template refuses the messages.
+    they are not trusted. Raises ChatTemplateError if the template refuses the messages, and
+    ParameterError("messages") for a model without one.
     """
+    if template is None:
+        raise ParameterError(
+            "this model has no chat template; give it a prompt to go on from "
+            "(LLM.generate, /v1/completions, octavo run --raw)",
+            "messages",
+        )
     values = {"messages": messages, **variables}
     try:
         return tokenizer.encode_pieces(_render_pieces(tokenizer, template, values))

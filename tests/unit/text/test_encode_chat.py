@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.params import ParameterError
 from octavo.text.chat_template import ChatTemplate, ChatTemplateError, encode_chat
 from octavo.text.tokenizer import Tokenizer
 from support.toy_tokenizer import CHAT_TEMPLATE, IM_END_ID, IM_START_ID, tokenizer_metadata
@@ -163,3 +164,9 @@ def test_messages_nested_too_deeply_are_a_clear_error() -> None:
         nested = [nested]
     with pytest.raises(ChatTemplateError, match="nested"):
         encode("{{ messages[0].role }}", user(nested))
+
+
+def test_without_a_template_the_ways_out_are_named() -> None:
+    with pytest.raises(ParameterError, match=r"no chat template.*generate.*/v1/completions") as caught:
+        encode_chat(TOKENIZER, None, user("Hi"))
+    assert caught.value.param == "messages"
