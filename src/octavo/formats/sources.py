@@ -32,6 +32,7 @@ first because files called Q4_0 or Q4_1 often keep the output matrix in a K type
 _MARKER = "source.json"
 _CHUNK_BYTES = 1 << 20
 _POLL_SECONDS = 0.1
+_HUB_TIMEOUT_SECONDS = 5.0
 _REQUIREMENT = re.compile(
     r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?:==(?P<version>[A-Za-z0-9.+!_-]+))?"
 )
@@ -274,7 +275,9 @@ def _resolve_hub(repo: str, quant: str | None) -> Path:
     from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 
     try:
-        name = choose_hub_file(repo, HfApi().list_repo_files(repo), quant)
+        # One plain request: the calls that only list files try for half a minute where there is no network.
+        info = HfApi().model_info(repo, timeout=_HUB_TIMEOUT_SECONDS)
+        name = choose_hub_file(repo, [file.rfilename for file in info.siblings or ()], quant)
         path = Path(hf_hub_download(repo, name))
     except (RepositoryNotFoundError, EntryNotFoundError):
         raise SourceError(f"Hugging Face has no repository {repo}, or it needs a token (HF_TOKEN)") from None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
 import os
+import socket
 import subprocess
+import threading
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -245,7 +249,8 @@ class TestHub:
             (tmp_path / name).write_bytes(CONTENT)
             return str(tmp_path / name)
 
-        monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, repo: FILES)
+        info = SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in FILES])
+        monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda self, repo, timeout: info)
         monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
         return made
 
@@ -257,9 +262,35 @@ class TestHub:
     def test_no_network_is_one_line(self, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         import huggingface_hub
 
-        def fail(self: object, repo: str) -> list[str]:
+        def fail(self: object, repo: str, timeout: float) -> None:
             raise RuntimeError("no route\nto host")
 
-        monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", fail)
+        monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail)
         with pytest.raises(SourceError, match=r"^org/repo could not be fetched from Hugging Face: no route$"):
             resolve("org/repo")
+
+    @pytest.mark.timeout(30)
+    @pytest.mark.parametrize("is_silent", [True, False])
+    def test_a_hub_that_does_not_answer_is_asked_once(
+        self, monkeypatch: pytest.MonkeyPatch, is_silent: bool
+    ) -> None:
+        asked: list[bytes] = []
+        with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as kept:
+
+            def accept() -> None:
+                while True:
+                    connection, _ = server.accept()
+                    with contextlib.ExitStack() as closing:
+                        (kept if is_silent else closing).enter_context(connection)
+                        asked.append(connection.recv(1000))
+
+            threading.Thread(target=accept, daemon=True).start()
+            endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
+            monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+            monkeypatch.setattr(sources, "_HUB_TIMEOUT_SECONDS", 0.2)
+            with pytest.raises(SourceError, match=r"^org/repo could not be fetched from Hugging Face: .+$"):
+                resolve("org/repo")
+        # The hub's library may ask for things of its own.
+        assert [request.split()[1] for request in asked if b"/models/" in request] == [
+            b"/api/models/org/repo"
+        ]
