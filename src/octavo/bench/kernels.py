@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import numpy as np
 
 from octavo import _native
-from octavo.bench.machine import Limits
+from octavo.bench.machine import Limits, measure_beside
 from octavo.bench.random_model import random_matrix
 from octavo.kernels.weights import WeightType
 
@@ -46,7 +47,7 @@ class MatmulResult:
 def measure_matmul(
     weight_type: WeightType, rows: int, cols: int, num_tokens: Sequence[int], limits: Limits, *, repeats: int
 ) -> Iterator[MatmulResult]:
-    """One result for each number of tokens."""
+    """One result for each number of tokens, as shares of limits measured beside it."""
     data = random_matrix(rows, cols, weight_type, np.random.default_rng(0))
     num_copies = max(1, min(MAX_COPIES, COLD_BYTES // data.size))
     warm, cold = (
@@ -62,13 +63,15 @@ def measure_matmul(
         for copies in (1, num_copies)
     )
     is_float = weight_type.group_size == 1
-    rate = limits.fma_ops_per_second if is_float else limits.int8_ops_per_second
-    for tokens in num_tokens:
-        warm_seconds = median(warm.measure(tokens, repeats))
-        cold_seconds = median(cold.measure(tokens, repeats))
-        num_ops = 2 * rows * cols * tokens
-        memory_seconds = data.size / limits.stream_bytes_per_second
-        arithmetic_seconds = 0.0 if rate is None else num_ops / rate
+
+    def seconds(tokens: int) -> tuple[float, float]:
+        return median(warm.measure(tokens, repeats)), median(cold.measure(tokens, repeats))
+
+    figures = measure_beside(limits, [partial(seconds, tokens) for tokens in num_tokens])
+    for tokens, ((warm_seconds, cold_seconds), now) in zip(num_tokens, figures, strict=True):
+        rate = now.fma_ops_per_second if is_float else now.int8_ops_per_second
+        memory_seconds = data.size / now.stream_bytes_per_second
+        arithmetic_seconds = 0.0 if rate is None else 2 * rows * cols * tokens / rate
         yield MatmulResult(
             weight_type=weight_type.name,
             rows=rows,

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import TypeVar
 
 from octavo.kernels import info
 
 STREAM_BYTES = 256 << 20
 """Well beyond the caches."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,47 @@ def measure_limits(num_threads: int | None = None, *, isa: str = "", repeats: in
         fma_ops_per_second=max(rates["fma"], default=None),
         int8_ops_per_second=max(rates["int8"], default=None),
         phase_seconds=median(rates["phase"]),
+    )
+
+
+def measure_beside(limits: Limits, figures: Iterable[Callable[[], T]]) -> Iterator[tuple[T, Limits]]:
+    """What each figure gives, and the mean of the limits right before and after it.
+
+    Memory and clock of a virtual machine move within seconds: a share of what was measured a minute ago says
+    little. A look at the limits takes a sixth of a second.
+    """
+    before = look_again(limits)
+    for figure in figures:
+        result = figure()
+        after = look_again(limits)
+        yield result, mean_of(before, after)
+        before = after
+
+
+def look_again(limits: Limits) -> Limits:
+    """The rates of all threads as they are now; the others as they were."""
+    from octavo import _native
+
+    threads, isa = limits.num_threads, limits.isa
+    stream = _native.stream_rates(STREAM_BYTES, threads, 3, isa)
+    fma, int8 = (_native.loop_rates(kind, threads, 3, isa) or [] for kind in ("fma", "int8"))
+    return replace(
+        limits,
+        stream_bytes_per_second=max(stream),
+        fma_ops_per_second=max(fma, default=None),
+        int8_ops_per_second=max(int8, default=None),
+    )
+
+
+def mean_of(before: Limits, after: Limits) -> Limits:
+    def mean(one: float | None, other: float | None) -> float | None:
+        return None if one is None or other is None else fmean((one, other))
+
+    return replace(
+        after,
+        stream_bytes_per_second=fmean((before.stream_bytes_per_second, after.stream_bytes_per_second)),
+        fma_ops_per_second=mean(before.fma_ops_per_second, after.fma_ops_per_second),
+        int8_ops_per_second=mean(before.int8_ops_per_second, after.int8_ops_per_second),
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from octavo import _native
 from octavo.bench.kernels import HeadShape, measure_attention, measure_matmul
-from octavo.bench.machine import Limits, describe_machine, measure_limits
+from octavo.bench.machine import Limits, describe_machine, look_again, measure_beside, measure_limits
 from octavo.bench.sampling import SETTINGS, measure_sampling
 from octavo.kernels.weights import WeightType
 
@@ -33,6 +33,38 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe_machine()["isa"] == _native.default_isa
 
 
+def test_a_look_again_changes_the_rates_of_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.bench.machine.STREAM_BYTES", 2 << 20)
+    now = look_again(LIMITS)
+    assert now.stream_bytes_per_second != LIMITS.stream_bytes_per_second
+    assert now.stream_bytes_per_second_1 == LIMITS.stream_bytes_per_second_1
+    assert (now.int8_ops_per_second is None) == (now.isa == "portable")
+
+
+def test_limits_are_those_around_each_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter((2.0, 4.0, 8.0))
+
+    def look(limits: Limits) -> Limits:
+        rate = next(looks)
+        return replace(limits, stream_bytes_per_second=rate, fma_ops_per_second=10 * rate)
+
+    monkeypatch.setattr("octavo.bench.machine.look_again", look)
+    limits = replace(LIMITS, int8_ops_per_second=None)
+    measured = list(measure_beside(limits, [lambda: "first", lambda: "second"]))
+    assert [(name, now.stream_bytes_per_second, now.fma_ops_per_second) for name, now in measured] == [
+        ("first", 3.0, 30.0),
+        ("second", 6.0, 60.0),
+    ]
+    assert measured[0][1].int8_ops_per_second is None
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose limits do not move."""
+    monkeypatch.setattr("octavo.bench.machine.look_again", lambda limits: limits)
+
+
+@pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize("weight_type", [WeightType.Q4_0, WeightType.F16])
 def test_matmul_shares(weight_type: WeightType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo.bench.kernels.COLD_BYTES", 1 << 16)
@@ -46,6 +78,7 @@ def test_matmul_shares(weight_type: WeightType, monkeypatch: pytest.MonkeyPatch)
     assert small.limit_share == pytest.approx(ideal / small.cold_seconds)
 
 
+@pytest.mark.usefixtures("steady")
 def test_an_unknown_rate_gives_no_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo.bench.kernels.COLD_BYTES", 1)
     limits = replace(LIMITS, int8_ops_per_second=None)
