@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import subprocess
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.bench.client import Client
+from octavo.bench.own_server import OwnServer, own_server
 from octavo.config import DEFAULT_MODEL, CacheConfig, SchedulerConfig
 from octavo.formats.sources import resolve
 from octavo.models.loader import load_model
@@ -30,20 +30,48 @@ def resident_bytes(pid: int) -> int:
     raise ValueError(f"process {pid} shows no VmRSS")
 
 
-async def serve_streams(url: str, pid: int, num_streams: int, input_len: int, output_len: int) -> int:
+async def serve_streams(server: OwnServer, num_streams: int, input_len: int, output_len: int) -> int:
     """The most resident memory that was seen, in bytes, looked at every 20 ms."""
     source = random.Random(0)
-    client = Client(url, "model")
+    client = Client(server.url, "model")
     prompts = [source.choices(range(1000, 40_000), k=input_len) for _ in range(num_streams)]
     answers = asyncio.gather(*(client.complete(prompt, output_len) for prompt in prompts))
-    most = resident_bytes(pid)
+    most = resident_bytes(server.process_id)
     while not answers.done():
         await asyncio.sleep(0.02)
-        most = max(most, resident_bytes(pid))
+        most = max(most, resident_bytes(server.process_id))
     for answer in await answers:
         if answer.error is not None:
             raise ValueError(f"a request failed: {answer.error}")
     return most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resident:
+    """In bytes."""
+
+    idle: int
+    most: int
+    weights: int
+    pool: int
+
+    @property
+    def beyond(self) -> int:
+        return self.most - self.weights - self.pool
+
+
+def measure(model: str, *, num_streams: int = 32, input_len: int = 100, output_len: int = 64) -> Resident:
+    cache = CacheConfig(num_blocks=1)
+    loaded = load_model(resolve(model))
+    one_block = plan_layout(
+        loaded.program, loaded.config.context_len, cache, SchedulerConfig(), free_bytes=1 << 62
+    ).num_bytes
+    num_blocks = num_streams * -(-(input_len + output_len) // cache.block_size)
+    flags = ["--num-blocks", str(num_blocks), "--watermark", "0", "--served-model-name", "model"]
+    with own_server(model, flags) as server:
+        idle = resident_bytes(server.process_id)
+        most = asyncio.run(serve_streams(server, num_streams, input_len, output_len))
+    return Resident(idle=idle, most=most, weights=loaded.program.weight_bytes, pool=num_blocks * one_block)
 
 
 def main() -> None:
@@ -52,34 +80,18 @@ def main() -> None:
     for name, default in (("streams", 32), ("input-len", 100), ("output-len", 64)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
-
-    cache = CacheConfig(num_blocks=1)
-    model = load_model(resolve(options.model))
-    one_block = plan_layout(
-        model.program, model.config.context_len, cache, SchedulerConfig(), free_bytes=1 << 62
-    ).num_bytes
-    num_blocks = options.streams * -(-(options.input_len + options.output_len) // cache.block_size)
-    flags = ["--port", "0", "--log-level", "error", "--num-blocks", str(num_blocks), "--watermark", "0"]
-    command = [sys.executable, "-m", "octavo", "serve", options.model, *flags, "--served-model-name", "model"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        lines = (line for line in server.stdout if line.startswith("listening on "))
-        url = next(lines).removeprefix("listening on ").strip()
-        idle = resident_bytes(server.pid)
-        most = asyncio.run(
-            serve_streams(url, server.pid, options.streams, options.input_len, options.output_len)
-        )
-    finally:
-        server.terminate()
-        server.wait()
-    weights, pool = model.program.weight_bytes, num_blocks * one_block
+    resident = measure(
+        options.model,
+        num_streams=options.streams,
+        input_len=options.input_len,
+        output_len=options.output_len,
+    )
     for name, num_bytes in {
-        "resident, idle": idle,
-        f"resident, {options.streams} streams": most,
-        "weights": weights,
-        "KV pool": pool,
-        "beyond both": most - weights - pool,
+        "resident, idle": resident.idle,
+        f"resident, {options.streams} streams": resident.most,
+        "weights": resident.weights,
+        "KV pool": resident.pool,
+        "beyond both": resident.beyond,
     }.items():
         print(f"{name:24} {num_bytes / MIB:8.1f} MiB")
 

@@ -7,5 +7,5 @@ from worker import protocol, serve_url
 from octavo.bench.own_server import own_server
 
 messages = protocol()
-with own_server(sys.argv[1], ["--max-num-seqs", "32", "--kv-cache-memory", "2GiB"]) as url:
-    serve_url(messages, url)
+with own_server(sys.argv[1], ["--max-num-seqs", "32", "--kv-cache-memory", "2GiB"]) as server:
+    serve_url(messages, server.url)

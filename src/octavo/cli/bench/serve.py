@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -196,12 +195,6 @@ def _run(options: ServeOptions, model: str, sessions: list[Session], *, show: bo
     from octavo.bench.load import run_load
     from octavo.bench.own_server import own_server
 
-    if options.url is None:
-        fetch(model)
-        running: Any = own_server(model, shlex.split(options.server_flags))
-    else:
-        running = nullcontext(options.url)
-
     async def drive(url: str) -> tuple[LoadResult, str]:
         name = options.served_model_name or await first_model(url, options.api_key)
         client = Client(url, name, options.api_key)
@@ -213,8 +206,11 @@ def _run(options: ServeOptions, model: str, sessions: list[Session], *, show: bo
             )
         return result, name
 
-    with running as url:
-        return asyncio.run(drive(url))
+    if options.url is not None:
+        return asyncio.run(drive(options.url))
+    fetch(model)
+    with own_server(model, shlex.split(options.server_flags)) as server:
+        return asyncio.run(drive(server.url))
 
 
 def _goodput(bounds: tuple[str, ...]) -> dict[str, float] | None:
