@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import pairwise
@@ -120,33 +120,37 @@ def measure_stream(llm: LLM, input_len: int, output_len: int, *, repeats: int, s
 
 
 @dataclass(slots=True)
-class ExecutorClock:
+class Clock:
     seconds: float = 0.0
     num_calls: int = 0
 
 
 @contextmanager
-def executor_clock() -> Iterator[ExecutorClock]:
-    """Adds up the time that native executors of this process spend in a step, while it is open.
+def method_clock(owner: type, *names: str) -> Iterator[Clock]:
+    """Adds up the time that this process spends in the methods of a class, while it is open.
 
-    The executor stands in the middle of the engine and nothing should be added to it for this, so its class
-    is lent a clock.
+    The parts of a step stand in the middle of the engine and nothing should be added to them for this, so
+    the class is lent a clock. The methods must not call each other.
     """
-    from octavo.kernels.native import NativeExecutor
-
-    clock = ExecutorClock()
-    names = [name for name in ("run", "run_best") if hasattr(NativeExecutor, name)]
-    methods = {name: getattr(NativeExecutor, name) for name in names}
+    clock = Clock()
+    methods = {name: getattr(owner, name) for name in names}
     try:
         for name, method in methods.items():
-            setattr(NativeExecutor, name, _timed(method, clock))
+            setattr(owner, name, _timed(method, clock))
         yield clock
     finally:
         for name, method in methods.items():
-            setattr(NativeExecutor, name, method)
+            setattr(owner, name, method)
 
 
-def _timed(method: Any, clock: ExecutorClock) -> Any:
+def executor_clock() -> AbstractContextManager[Clock]:
+    """A clock on the native executors' steps."""
+    from octavo.kernels.native import NativeExecutor
+
+    return method_clock(NativeExecutor, "run", "run_best")
+
+
+def _timed(method: Any, clock: Clock) -> Any:
     @wraps(method)
     def timed(*arguments: Any, **options: Any) -> Any:
         started = time.perf_counter()
