@@ -145,6 +145,8 @@ def test_rows_of_the_report(load: Any, tmp_path: Path) -> None:
     assert report.share("f", 0.9, 0.85).is_met
     assert not report.share("f", 0.8, 0.85).is_met
     assert report.most("f", 0.01, 0.02).is_met
+    row = report.share_of("f", [(8.0, 10.0), (30.0, 40.0), (9.0, 10.0)], 0.85, "GB/s")
+    assert (row.value, row.is_met) == ("80.0% (9.0 of 10.0 GB/s)", False)
     path = tmp_path / "peers.json"
     path.write_text(
         '{"figures": {"prefill": {"title": "t", "medians": '
@@ -153,3 +155,20 @@ def test_rows_of_the_report(load: Any, tmp_path: Path) -> None:
     (row,) = report.peers(path)
     assert row.is_met
     assert row.value == "3.00 x b (30 against 10); served 2.00 x"
+
+
+def test_the_range_of_a_median(load: Any) -> None:
+    likely_range = load("report").likely_range
+    assert likely_range([5.0, 1.0, 3.0]) == (1.0, 5.0)
+    assert likely_range(list(range(100))) == (39, 60)  # ranks 40 and 61, as tables of the sign test have it
+
+
+def test_steps_with_and_without_the_prefix_cache(
+    load: Any, monkeypatch: pytest.MonkeyPatch, toy_path: Path
+) -> None:
+    report = load("report")
+    monkeypatch.setattr(report, "MODEL", str(toy_path))
+    monkeypatch.setattr(report, "CACHE_ROUNDS", 1)
+    monkeypatch.setattr(report, "PROMPT_IDS", range(100, 256))
+    rows = list(report.prefix_cache(None))  # asserts that blocks were evicted, and none found
+    assert [row.target for row in rows] == ["≤ 1%", "≤ 1%"]
