@@ -260,10 +260,10 @@ PEER_TARGETS = {"one-stream": 1.6, "32-streams": 3.5, "prefill": 3.0, "shared-pr
 def peers(path: Path) -> Iterator[Row]:
     figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
     for name, target in PEER_TARGETS.items():
-        if name not in figures:
-            continue
-        medians = dict(figures[name]["medians"])
-        ours, served = medians.pop("octavo"), medians.pop("octavo-serve", None)
+        medians = dict(figures.get(name, {}).get("medians", {}))
+        ours, served = medians.pop("octavo", None), medians.pop("octavo-serve", None)
+        if ours is None or not medians:
+            continue  # not run, or it failed
         best = max(medians, key=lambda peer: medians[peer])
         value = f"{ours / medians[best]:.2f} x {best} ({ours:.0f} against {medians[best]:.0f})"
         if served is not None:

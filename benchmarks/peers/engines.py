@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from scenarios import Job
 
-from octavo.bench.client import Client, first_model
+from octavo.bench.client import Client, ClientError, first_model
 from octavo.bench.load import run_load
 from octavo.bench.workloads import Session, Turn
 
@@ -72,10 +73,14 @@ class Engine:
                 start_new_session=True,  # a group of its own, so that all its processes can be stopped
             )
         self._log = log
-        ready = self._read()
-        self.start_seconds = float(ready["seconds"])
-        self._url: str | None = ready.get("url")
-        self._model_name = asyncio.run(first_model(self._url)) if self._url else ""
+        try:
+            ready = self._read()
+            self.start_seconds = float(ready["seconds"])
+            self._url: str | None = ready.get("url")
+            self._model_name = asyncio.run(first_model(self._url)) if self._url else ""
+        except (ClientError, EngineError) as error:
+            self.close()
+            raise EngineError(str(error)) from None
         self._signal(signal.SIGSTOP)
 
     def run(self, job: Job) -> float:
@@ -89,7 +94,8 @@ class Engine:
     def close(self) -> None:
         self._signal(signal.SIGCONT)
         if self._process.stdin is not None:
-            self._process.stdin.close()
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -98,8 +104,9 @@ class Engine:
 
     def _ask(self, job: Job) -> float:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asdict(job)) + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended, and reading will say so
+            self._process.stdin.write(json.dumps(asdict(job)) + "\n")
+            self._process.stdin.flush()
         return float(self._read()["seconds"])
 
     def _load(self, url: str, job: Job) -> float:

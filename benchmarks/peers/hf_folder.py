@@ -1,6 +1,6 @@
 """A Hugging Face folder of a GGUF file, in float32, for engines that read nothing else.
 
-    python hf_folder.py MODEL.gguf FOLDER      in an environment with transformers, torch and gguf
+python hf_folder.py MODEL.gguf FOLDER      in an environment with transformers, torch and gguf
 """
 
 import sys

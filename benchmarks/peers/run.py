@@ -31,11 +31,9 @@ def main() -> int:
     options = _parse()
     names = options.scenario or list(SCENARIOS)
     engines, missing = _start(options, Path(tempfile.mkdtemp(prefix="octavo-peers-")))
+    failed: dict[str, str] = {}
     try:
-        figures = {name: _measure(SCENARIOS[name], engines, options.repeat) for name in names}
-    except EngineError as error:
-        print(error, file=sys.stderr)
-        return 1
+        figures = {name: _measure(SCENARIOS[name], engines, options.repeat, failed) for name in names}
     finally:
         for engine in engines:
             engine.close()
@@ -43,6 +41,7 @@ def main() -> int:
         "machine": describe_machine(),
         "missing": missing,
         "start_seconds": {engine.name: engine.start_seconds for engine in engines},
+        "failed": failed,
         "figures": figures,
     }
     if options.json:
@@ -92,7 +91,7 @@ def _start(options: argparse.Namespace, logs: Path) -> tuple[list[Engine], dict[
             continue
         files = options.file.get(kind, [] if kind == "vllm" else [path])
         if not files:
-            missing[kind] = "needs --file vllm=FOLDER"
+            missing[kind] = "needs --file vllm=FOLDER, which hf_folder.py makes"
         for file in files:
             name = f"{kind} {Path(file).stem}" if len(files) > 1 else kind
             print(f"starting {name}", file=sys.stderr)
@@ -103,29 +102,36 @@ def _start(options: argparse.Namespace, logs: Path) -> tuple[list[Engine], dict[
     return engines, missing
 
 
-def _measure(scenario: Scenario, engines: list[Engine], repeat: int | None) -> dict[str, Any]:
-    """Every engine once a repetition, after one short job that warms it up."""
+def _measure(
+    scenario: Scenario, engines: list[Engine], repeat: int | None, failed: dict[str, str]
+) -> dict[str, Any]:
+    """Every engine once a repetition, after one short job that warms it up.
+
+    One that fails is added to `failed` with the reason, and rests from then on.
+    """
     values: dict[str, list[float]] = {engine.name: [] for engine in engines}
-    failed: dict[str, str] = {}
-    for engine in engines:
-        engine.run(Job(prompts=("Warm up.",), output_len=8))
-    for repetition in range(repeat or scenario.repeats):
+    seconds = dict.fromkeys(values, 0.0)
+    for repetition in range(1 + (repeat or scenario.repeats)):
+        jobs = scenario.jobs(repetition) if repetition else (Job(prompts=("Warm up.",), output_len=8),)
         for engine in engines:
             if engine.name in failed:
                 continue
             print(f"{scenario.title}: {engine.name}", file=sys.stderr)
             try:
-                seconds = [engine.run(job) for job in scenario.jobs(repetition + 1)]
+                times = [engine.run(job) for job in jobs]
             except EngineError as error:
                 failed[engine.name] = str(error)
                 continue
-            values[engine.name].append(scenario.figure(seconds))
+            seconds[engine.name] += sum(times)
+            if repetition:
+                values[engine.name].append(scenario.figure(times))
     return {
         "title": scenario.title,
         "unit": scenario.unit,
         "values": values,
         "medians": {name: statistics.median(own) for name, own in values.items() if own},
-        "failed": failed,
+        "seconds": seconds,
+        "failed": dict(failed),
     }
 
 
@@ -140,13 +146,13 @@ def _print(report: dict[str, Any]) -> None:
             rows.append([f"{figure['title']}: {name}", f"{value:.1f} {figure['unit']}", ratio])
         rows += [[f"{figure['title']}: {name}", "failed", ""] for name in figure["failed"]]
     print_table("medians, and octavo against the best peer", ["", "", ""], rows)
-    starts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report["start_seconds"].items())
-    print(f"start: {starts}")
+    for name, start in report["start_seconds"].items():
+        busy = sum(figure["seconds"][name] for figure in report["figures"].values())
+        print(f"{name}: started in {start:.1f} s, measured in {busy:.0f} s")
     for name, reason in report["missing"].items():
         print(f"missing: {name}: {reason}")
-    for figure in report["figures"].values():
-        for name, reason in figure["failed"].items():
-            print(f"failed: {name}: {reason}")
+    for name, reason in report["failed"].items():
+        print(f"failed: {name}: {reason}")
 
 
 if __name__ == "__main__":

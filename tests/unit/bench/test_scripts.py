@@ -84,6 +84,33 @@ def test_an_engine_that_fails_says_where_to_look(engines: ModuleType, tmp_path: 
     engine.close()
 
 
+def test_an_engine_that_fails_in_the_middle_rests_and_the_others_go_on(
+    engines: ModuleType, load: Any, tmp_path: Path
+) -> None:
+    run, scenarios = load("run"), load("scenarios")
+    names = ("good", "bad")
+    running = [engines.Engine(name, "fake", Path(sys.executable), "model", tmp_path / name) for name in names]
+
+    def jobs(seed: int) -> tuple[Any, ...]:
+        return tuple(engines.Job(prompts=(text,), output_len=1) for text in (["die"] if seed == 2 else ["a"]))
+
+    scenario = scenarios.Scenario(title="t", unit="u", jobs=jobs, figure=lambda seconds: 1.0, repeats=2)
+    failed: dict[str, str] = {}
+    try:
+        running[0].run = lambda job: 0.5  # what kills the other does nothing to it
+        first = run._measure(scenario, running, None, failed)
+        second = run._measure(scenario, running, None, failed)
+    finally:
+        for engine in running:
+            engine.close()
+    assert list(failed) == ["bad"]
+    assert "bad ended; see" in failed["bad"]
+    assert first["values"] == {"good": [1.0, 1.0], "bad": [1.0]}
+    assert first["seconds"]["good"] == 1.5
+    assert second["values"] == {"good": [1.0, 1.0], "bad": []}
+    assert second["medians"] == {"good": 1.0}
+
+
 def test_missing_environments_are_none(engines: ModuleType, tmp_path: Path) -> None:
     assert engines.python_of("octavo", {}) == Path(sys.executable)
     assert engines.python_of("vllm", {"vllm": tmp_path}) is None
@@ -152,7 +179,7 @@ def test_rows_of_the_report(load: Any, tmp_path: Path) -> None:
         '{"figures": {"prefill": {"title": "t", "medians": '
         '{"octavo": 30.0, "octavo-serve": 20.0, "a": 9.0, "b": 10.0}}}}'
     )
-    (row,) = report.peers(path)
+    (row,) = report.peers(path)  # other figures are not there
     assert row.is_met
     assert row.value == "3.00 x b (30 against 10); served 2.00 x"
 
