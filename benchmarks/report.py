@@ -257,8 +257,10 @@ def memory(limits: Limits) -> Iterator[Row]:
 PEER_TARGETS = {"one-stream": 1.6, "32-streams": 3.5, "prefill": 3.0, "shared-prefix": 5.0}
 
 
-def peers(path: Path) -> Iterator[Row]:
-    figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
+def peers(paths: Sequence[Path]) -> Iterator[Row]:
+    figures: dict[str, Any] = {}
+    for path in paths:
+        figures |= json.loads(path.read_text(encoding="utf-8"))["figures"]
     for name, target in PEER_TARGETS.items():
         medians = dict(figures.get(name, {}).get("medians", {}))
         ours, served = medians.pop("octavo", None), medians.pop("octavo-serve", None)
@@ -291,7 +293,14 @@ MEASURES: dict[str, Callable[[Limits], Iterator[Row]]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default=",".join(MEASURES), help="of " + ", ".join(MEASURES))
-    parser.add_argument("--peers", type=Path, metavar="FILE", help="what peers/run.py --json wrote")
+    parser.add_argument(
+        "--peers",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="what peers/run.py --json wrote; again for each run",
+    )
     options = parser.parse_args()
     names = [name for name in options.only.split(",") if name]
     if unknown := set(names) - set(MEASURES):
@@ -304,7 +313,7 @@ def main() -> int:
     print(f"stream {limits.stream_bytes_per_second / 1e9:.1f} GB/s, ", end="")
     print(f"int8 {(limits.int8_ops_per_second or 0) / 1e9:.0f} GOP/s, ", end="")
     print(f"fma {(limits.fma_ops_per_second or 0) / 1e9:.0f} GFLOP/s", flush=True)
-    rows = list(peers(options.peers)) if options.peers else []
+    rows = list(peers(options.peers))
     for name in names:
         print(f"measuring {name}", file=sys.stderr, flush=True)
         rows += MEASURES[name](limits)

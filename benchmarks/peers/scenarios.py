@@ -58,7 +58,7 @@ SCENARIOS = {
         unit="tok/s",
         jobs=_one_stream,
         figure=lambda seconds: 128 / (seconds[2] - seconds[1]),
-        repeats=5,
+        repeats=3,
     ),
     "32-streams": Scenario(
         title="32 streams, 100 in, 64 out",
