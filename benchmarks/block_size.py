@@ -109,7 +109,7 @@ def measure(model: str, rounds: int) -> list[dict[str, object]]:
             result = measure_attention(
                 limits, context_len=ATTENTION_CONTEXT, num_seqs=ATTENTION_SEQS, block_size=size
             )
-            attention[size].append(result.paged_seconds)
+            attention[size].append(result.scattered_seconds)
     rows = []
     for (name, size), own in runs.items():
         requests = WORKLOADS[name](llms[size], 1)

@@ -30,6 +30,15 @@ struct Span {
 // Accumulators of a row: enough in all to hide the latency of FMA, few enough to stay in 16 registers.
 constexpr int unroll(int rows) { return rows == 1 ? 8 : rows <= 3 ? 4 : 2; }
 
+// Rows that share each load of K and V. A row sees the first `count` positions of the span, `fewest` to `most`.
+struct Block {
+  const AttentionRow* rows;
+  int32_t num_rows;
+  int32_t count[kMaxRows], fewest, most;
+  float* scores;                       // [num_rows][kSpan]; later probabilities
+  alignas(32) float keep[8], take[8];  // how the rows' values join those of earlier spans
+};
+
 // Brings the next span of an item's kv heads into the second-level cache, in the order in which it lies in memory.
 class Fetcher {
  public:
@@ -54,6 +63,11 @@ class Fetcher {
     if (offset_ < run_bytes_) return;
     offset_ = 0;
     if (++run_ < num_runs_) at_ = run();
+  }
+
+  // What a short span has left no time for.
+  void fetch_rest() {
+    while (run_ < num_runs_) fetch<8>();
   }
 
  private:
@@ -147,22 +161,20 @@ inline __m256 highest_of(const float* scores, int32_t count) {
   return _mm256_max_ps(highest, _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), _mm256_loadu_ps(scores + i), visible));
 }
 
-// Turns scores into probabilities relative to `max` and returns their sum; those from `count` on are not looked at.
-inline float weigh(float* scores, int32_t count, float max) {
-  const __m256 shift = _mm256_set1_ps(max);
+// Turns scores into probabilities relative to `max` and returns their sum, lane by lane; those from `count` on are not
+// looked at.
+inline __m256 weigh(float* scores, int32_t count, __m256 max) {
   __m256 total = _mm256_setzero_ps();
   int32_t i = 0;
   for (; i + kTilePositions <= count; i += kTilePositions) {
-    const __m256 tile = exp8(_mm256_sub_ps(_mm256_loadu_ps(scores + i), shift));
+    const __m256 tile = exp2_weight(_mm256_sub_ps(_mm256_loadu_ps(scores + i), max));
     _mm256_storeu_ps(scores + i, tile);
     total = _mm256_add_ps(total, tile);
   }
-  if (i < count) {
-    const __m256 tile = exp8(_mm256_sub_ps(_mm256_loadu_ps(scores + i), shift));
-    _mm256_storeu_ps(scores + i, tile);
-    total = _mm256_add_ps(total, _mm256_and_ps(tile, _mm256_castsi256_ps(first_lanes(count - i))));
-  }
-  return sum8(total);
+  if (i == count) return total;
+  const __m256 tile = exp2_weight(_mm256_sub_ps(_mm256_loadu_ps(scores + i), max));
+  _mm256_storeu_ps(scores + i, tile);
+  return _mm256_add_ps(total, _mm256_and_ps(tile, _mm256_castsi256_ps(first_lanes(count - i))));
 }
 
 // Maximum, sum of weights, and how parts join totals, total = total · keep + part · take: a lane is a row.
@@ -175,8 +187,8 @@ struct Merge {
 
 inline States merge_states(const States& total, const States& part, Merge* merge) {
   const __m256 max = _mm256_max_ps(part.max, total.max);
-  merge->keep = exp8(_mm256_sub_ps(total.max, max));
-  merge->take = exp8(_mm256_sub_ps(part.max, max));
+  merge->keep = exp2_weight(_mm256_sub_ps(total.max, max));
+  merge->take = exp2_weight(_mm256_sub_ps(part.max, max));
   return {max, _mm256_add_ps(_mm256_mul_ps(total.sum, merge->keep), _mm256_mul_ps(part.sum, merge->take))};
 }
 
@@ -184,29 +196,34 @@ inline __m256 merged(__m256 total, __m256 part, __m256 keep, __m256 take) {
   return _mm256_fmadd_ps(part, take, _mm256_mul_ps(total, keep));
 }
 
-// Weighs the scores of a block of rows, merges into the rows' states, and says how their values are to be merged.
+// Weighs a block's scores, merges into the rows' states, and says how their values are to be merged.
 template <int Rows>
-inline void weigh_rows(const AttentionRow* rows, int32_t head_dim, int32_t count, bool is_first, float* scores,
-                       float* keep, float* take) {
-  float max[8] = {}, sum[8] = {}, total_max[8] = {}, total_sum[8] = {};
-  for (int r = 0; r < Rows; ++r) {
-    max[r] = max8(highest_of(scores + r * kSpan, count));
-    sum[r] = weigh(scores + r * kSpan, count, max[r]);
-    total_max[r] = rows[r].partial[head_dim];
-    total_sum[r] = rows[r].partial[head_dim + 1];
+inline void weigh_rows(Block& block, int32_t head_dim, bool is_first) {
+  __m256 of_rows[8] = {};
+  OCTAVO_UNROLL for (int r = 0; r < Rows; ++r) of_rows[r] = highest_of(block.scores + r * kSpan, block.count[r]);
+  States state;
+  state.max = max_of_each(of_rows);
+  alignas(32) float max[8], sum[8];
+  _mm256_store_ps(max, state.max);
+  OCTAVO_UNROLL for (int r = 0; r < Rows; ++r) {
+    of_rows[r] = weigh(block.scores + r * kSpan, block.count[r], _mm256_broadcast_ss(max + r));
   }
+  state.sum = sum_of_each(of_rows);
   if (!is_first) {
+    const auto of_row = [&](int r, int i) { return r < Rows ? block.rows[r].partial[head_dim + i] : 0.0f; };
+    const auto of_each = [&](int i) {
+      return _mm256_setr_ps(of_row(0, i), of_row(1, i), of_row(2, i), of_row(3, i), of_row(4, i), of_row(5, i), 0, 0);
+    };
     Merge merge;
-    const States part{_mm256_loadu_ps(max), _mm256_loadu_ps(sum)};
-    const States total = merge_states({_mm256_loadu_ps(total_max), _mm256_loadu_ps(total_sum)}, part, &merge);
-    _mm256_storeu_ps(max, total.max);
-    _mm256_storeu_ps(sum, total.sum);
-    _mm256_storeu_ps(keep, merge.keep);
-    _mm256_storeu_ps(take, merge.take);
+    state = merge_states({of_each(0), of_each(1)}, state, &merge);
+    _mm256_store_ps(block.keep, merge.keep);
+    _mm256_store_ps(block.take, merge.take);
   }
-  for (int r = 0; r < Rows; ++r) {
-    rows[r].partial[head_dim] = max[r];
-    rows[r].partial[head_dim + 1] = sum[r];
+  _mm256_store_ps(max, state.max);
+  _mm256_store_ps(sum, state.sum);
+  OCTAVO_UNROLL for (int r = 0; r < Rows; ++r) {
+    block.rows[r].partial[head_dim] = max[r];
+    block.rows[r].partial[head_dim + 1] = sum[r];
   }
 }
 
@@ -230,73 +247,95 @@ inline void add_position(const float* probabilities, const Element* v, __m256 (&
   }
 }
 
-// Values of `N` vectors of dimensions from d, over positions [0, count): only those are read.
+// The same for positions that not all rows of the block see.
 template <int Rows, int N, class Element>
-inline void add_values(const AttentionRow* rows, const float* probabilities, const Span<Element>& span,
-                       int32_t head_dim, int32_t d, int32_t count, const float* keep, const float* take,
+inline void add_ragged(const Block& block, const Span<Element>& span, int32_t head_dim, int32_t d,
+                       __m256 (&sums)[Rows][N]) {
+  for (int32_t i = block.fewest; i < block.most; ++i) {
+    const Element* v = span.v[i / kTilePositions] + i % kTilePositions * head_dim + d;
+    OCTAVO_UNROLL for (int r = 0; r < Rows; ++r) {
+      if (i >= block.count[r]) continue;
+      const __m256 p = _mm256_broadcast_ss(block.scores + r * kSpan + i);
+      OCTAVO_UNROLL for (int n = 0; n < N; ++n) sums[r][n] = _mm256_fmadd_ps(p, load8(v + 8 * n), sums[r][n]);
+    }
+  }
+}
+
+// Values of `N` vectors of dimensions from d, over the positions that each row sees: only those are read.
+template <int Rows, int N, class Element>
+inline void add_values(const Block& block, const Span<Element>& span, int32_t head_dim, int32_t d, bool is_first,
                        Fetcher& ahead) {
   __m256 sums[Rows][N];
   OCTAVO_UNROLL for (int r = 0; r < Rows; ++r) {
     OCTAVO_UNROLL for (int n = 0; n < N; ++n) sums[r][n] = _mm256_setzero_ps();
   }
-  for (int32_t begin = 0; begin < count; begin += kTilePositions) {
-    const int tile = begin / kTilePositions;
-    const Element* v = span.v[tile] + d;
+  for (int32_t begin = 0; begin < block.fewest; begin += kTilePositions) {
+    const Element* v = span.v[begin / kTilePositions] + d;
     ahead.fetch<lines<Element>(N * 8 * kTilePositions)>();
-    const int32_t end = count - begin < kTilePositions ? count : begin + kTilePositions;
-    for (int32_t i = begin; i < end; ++i, v += head_dim) add_position<Rows, N>(probabilities + i, v, sums);
+    const int32_t end = block.fewest - begin < kTilePositions ? block.fewest : begin + kTilePositions;
+    for (int32_t i = begin; i < end; ++i, v += head_dim) add_position<Rows, N>(block.scores + i, v, sums);
   }
+  if (block.fewest < block.most) add_ragged<Rows, N>(block, span, head_dim, d, sums);
   OCTAVO_UNROLL for (int r = 0; r < Rows; ++r) {
     OCTAVO_UNROLL for (int n = 0; n < N; ++n) {
-      float* to = rows[r].partial + d + 8 * n;
+      float* to = block.rows[r].partial + d + 8 * n;
       __m256 value = sums[r][n];
-      if (keep != nullptr) {
-        value = merged(_mm256_loadu_ps(to), value, _mm256_broadcast_ss(keep + r), _mm256_broadcast_ss(take + r));
+      if (!is_first) {
+        const __m256 keep = _mm256_broadcast_ss(block.keep + r), take = _mm256_broadcast_ss(block.take + r);
+        value = merged(_mm256_loadu_ps(to), value, keep, take);
       }
       _mm256_storeu_ps(to, value);
     }
   }
 }
 
-// `Rows` rows over the first `count` positions of a span. ahead: what to fetch meanwhile.
+// A block over a span. ahead: what to fetch meanwhile.
 template <int Rows, class Element>
-void attend(const AttentionRow* rows, const Span<Element>& span, int32_t head_dim, int32_t count, bool is_first,
-            float scale, Fetcher& ahead, float* scores) {
-  const int num_tiles = (count + kTilePositions - 1) / kTilePositions;
-  score<Rows>(rows, head_dim, span, num_tiles, scale, ahead, scores);
-  float keep[8], take[8];
-  weigh_rows<Rows>(rows, head_dim, count, is_first, scores, keep, take);
+void attend(Block& block, const Span<Element>& span, int32_t head_dim, bool is_first, float scale, Fetcher& ahead) {
+  const int num_tiles = (block.most + kTilePositions - 1) / kTilePositions;
+  score<Rows>(block.rows, head_dim, span, num_tiles, scale, ahead, block.scores);
+  weigh_rows<Rows>(block, head_dim, is_first);
   constexpr int N = unroll(Rows);
-  const float* kept = is_first ? nullptr : keep;
   int32_t d = 0;
-  for (; d + 8 * N <= head_dim; d += 8 * N) {
-    add_values<Rows, N>(rows, scores, span, head_dim, d, count, kept, take, ahead);
-  }
-  for (; d < head_dim; d += 8) add_values<Rows, 1>(rows, scores, span, head_dim, d, count, kept, take, ahead);
+  for (; d + 8 * N <= head_dim; d += 8 * N) add_values<Rows, N>(block, span, head_dim, d, is_first, ahead);
+  for (; d < head_dim; d += 8) add_values<Rows, 1>(block, span, head_dim, d, is_first, ahead);
 }
 
-// All rows of a kv head over a span, in blocks of rows that see equally much of it.
+// Takes rows that see something of the span, from *row on; false where none is left.
+inline bool take_block(const AttentionItem& item, const AttentionRow* all, int32_t begin, int32_t* row, Block* block) {
+  const auto seen = [&](int32_t i) {
+    const int32_t visible = all[i].visible - begin;
+    return visible < kSpan ? visible : kSpan;
+  };
+  while (*row < item.num_rows && seen(*row) <= 0) ++*row;
+  block->rows = all + *row;
+  block->num_rows = 0;
+  block->fewest = kSpan;
+  block->most = 0;
+  for (; *row < item.num_rows && block->num_rows < kMaxRows; ++*row) {
+    const int32_t count = seen(*row);
+    if (count <= 0) break;
+    block->count[block->num_rows++] = count;
+    if (count < block->fewest) block->fewest = count;
+    if (count > block->most) block->most = count;
+  }
+  return block->num_rows > 0;
+}
+
+// All rows of a kv head over a span.
 template <class Element>
 void attend_span(const KVView& kv, const AttentionItem& item, const AttentionRow* all, const Span<Element>& span,
                  int32_t begin, Fetcher& ahead, float* scores) {
-  for (int32_t i = 0; i < item.num_rows;) {
-    const auto seen = [&](int32_t row) {
-      const int32_t visible = all[row].visible - begin;
-      return visible < kSpan ? visible : kSpan;
-    };
-    const int32_t count = seen(i);
-    int32_t rows = 1;
-    while (rows < kMaxRows && i + rows < item.num_rows && seen(i + rows) == count) ++rows;
-    if (count > 0) {
-      const auto run = rows == 1   ? attend<1, Element>
-                       : rows == 2 ? attend<2, Element>
-                       : rows == 3 ? attend<3, Element>
-                       : rows == 4 ? attend<4, Element>
-                       : rows == 5 ? attend<5, Element>
-                                   : attend<6, Element>;
-      run(all + i, span, kv.head_dim, count, begin == item.begin, item.scale, ahead, scores);
-    }
-    i += rows;
+  Block block;
+  block.scores = scores;
+  for (int32_t row = 0; take_block(item, all, begin, &row, &block);) {
+    const auto run = block.num_rows == 1   ? attend<1, Element>
+                     : block.num_rows == 2 ? attend<2, Element>
+                     : block.num_rows == 3 ? attend<3, Element>
+                     : block.num_rows == 4 ? attend<4, Element>
+                     : block.num_rows == 5 ? attend<5, Element>
+                                           : attend<6, Element>;
+    run(block, span, kv.head_dim, begin == item.begin, item.scale * kLog2E, ahead);
   }
 }
 
@@ -328,6 +367,7 @@ void attend_in_place(const KVView& kv, const AttentionItem& item, float* scores)
       const auto span = span_in_place<Element>(kv, item.block_table, item.first_head + i, begin, item.end);
       attend_span(kv, item, item.rows + i * item.num_rows, span, begin, ahead, scores);
     }
+    ahead.fetch_rest();
   }
 }
 

@@ -23,6 +23,7 @@ AttentionPlan::AttentionPlan(const KVLayout& layout, int32_t group_heads, int nu
     : num_kv_heads_(layout.num_kv_heads),
       group_heads_(group_heads),
       block_size_(layout.block_size),
+      blocks_a_range_(std::max(kRange / layout.block_size, 1)),
       tile_tokens_(std::max(kTargetRows / group_heads, 1)),
       most_heads_(heads_within(layout, kFetchBytes)),
       num_threads_(num_threads) {}
@@ -73,9 +74,9 @@ void AttentionPlan::choose_split_tiles(bool share_prefixes) {
 }
 
 bool AttentionPlan::is_split(const QueryTile& tile) const {
-  if (tile.num_ranges == 1) return false;
+  if (tile.num_tokens <= kSplitTokens) return true;
   const int64_t num_units = static_cast<int64_t>(tiles_.size()) * num_kv_heads_;
-  return tile.num_tokens <= kSplitTokens || num_units < int64_t{kUnitsAThread} * num_threads_;
+  return tile.num_ranges > 1 && num_units < int64_t{kUnitsAThread} * num_threads_;
 }
 
 // Whether the tile's table has all blocks of the range. A token may see less of it.
@@ -84,11 +85,11 @@ bool AttentionPlan::is_whole(int32_t tile, int32_t range) const {
 }
 
 const int32_t* AttentionPlan::blocks_of(int32_t tile, int32_t range) const {
-  return tiles_[tile].block_table + range * (kRange / block_size_);
+  return tiles_[tile].block_table + range * kRange / block_size_;
 }
 
 bool AttentionPlan::is_same_range(int32_t a, int32_t b, int32_t range) const {
-  return std::memcmp(blocks_of(a, range), blocks_of(b, range), kRange / block_size_ * sizeof(int32_t)) == 0;
+  return std::memcmp(blocks_of(a, range), blocks_of(b, range), blocks_a_range_ * sizeof(int32_t)) == 0;
 }
 
 // The same for all kv heads.
@@ -132,8 +133,7 @@ void AttentionPlan::share(size_t begin, size_t end, int32_t range) {
   const auto whole = std::partition(first, last, [&](int32_t tile) { return is_whole(tile, range); });
   std::for_each(whole, last, [&](int32_t tile) { add_alone(tile, range); });
   std::sort(first, whole, [&](int32_t a, int32_t b) {
-    const size_t num_bytes = kRange / block_size_ * sizeof(int32_t);
-    return std::memcmp(blocks_of(a, range), blocks_of(b, range), num_bytes) < 0;
+    return std::memcmp(blocks_of(a, range), blocks_of(b, range), blocks_a_range_ * sizeof(int32_t)) < 0;
   });
   for (auto run = first; run != whole;) {
     const auto run_end = std::find_if(run, whole, [&](int32_t tile) { return !is_same_range(*run, tile, range); });

@@ -63,7 +63,7 @@ class AttentionPlan {
   void add_group(size_t begin, size_t end, int32_t range);
   void share(size_t begin, size_t end, int32_t range);
 
-  const int32_t num_kv_heads_, group_heads_, block_size_, tile_tokens_;
+  const int32_t num_kv_heads_, group_heads_, block_size_, blocks_a_range_, tile_tokens_;
   const int32_t most_heads_;  // kv heads of a unit
   const int num_threads_;
   int32_t heads_a_unit_ = 1;  // in this step, of split tiles

@@ -111,8 +111,8 @@ void bind_attention(nb::module_& module) {
             checked("num_blocks", num_blocks);
             checked("num_threads", num_threads);
             if (head_dim < 8 || head_dim % 8) throw std::invalid_argument("head_dim must be a multiple of 8");
-            if (block_size < 4 || block_size > 128 || (block_size & (block_size - 1)) != 0) {
-              throw std::invalid_argument("block_size must be 4, 8, 16, 32, 64 or 128");
+            if (block_size < 4 || (block_size & (block_size - 1)) != 0) {
+              throw std::invalid_argument("block_size must be a power of two, at least 4");
             }
             const KVLayout layout{num_layers, num_kv_heads, head_dim, block_size, num_blocks, is_half};
             const KernelTable& kernels = isa.empty() ? default_table() : table_named(isa);

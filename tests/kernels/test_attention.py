@@ -23,6 +23,7 @@ SHAPE = (3, 3, 16)  # kv heads, query heads a kv head, head_dim
 SCALE = 0.25
 every_isa = pytest.mark.parametrize("isa", kernels.info()["available_isas"])
 every_block_size = pytest.mark.parametrize("block_size", [4, 16, 128])
+one_block_too = pytest.mark.parametrize("block_size", [4, 16, 128, 1024])
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def twin(
 
 
 @every_isa
-@every_block_size
+@one_block_too
 @pytest.mark.parametrize("is_half", [True, False], ids=["float16", "float32"])
 @pytest.mark.parametrize("context_len", [1, RANGE - 1, RANGE, RANGE + 1, 2 * RANGE + 3, 1000])
 def test_agrees_with_one_softmax(isa: str, block_size: int, is_half: bool, context_len: int) -> None:

@@ -114,23 +114,24 @@ class AttentionResult:
     num_seqs: int
     num_queries: int
     block_size: int
-    paged_seconds: float
-    """Blocks in random order."""
     contiguous_seconds: float
-    """Blocks in the order of the memory."""
+    """A sequence's whole context is one block: nothing is paged."""
+    in_order_seconds: float
+    """Blocks of block_size tokens, in the order of the memory: a table is followed."""
+    scattered_seconds: float
+    """The same blocks in random order."""
+    paging_cost: float
+    """How much longer blocks in order take than contiguous, median of rounds: 0.02 is 2 %."""
+    scatter_cost: float
+    """How much longer scattered blocks take than blocks in order, median of rounds."""
     bandwidth_share: float
-    """K and V bytes a second, paged, as a share of the stream."""
+    """K and V bytes a second, scattered, as a share of the stream."""
     arithmetic_share: float | None
-    """Operations a second, paged, as a share of the fma rate."""
-
-    @property
-    def paging_cost(self) -> float:
-        """How much longer paged takes: 0.02 is 2 %."""
-        return self.paged_seconds / self.contiguous_seconds - 1
+    """Operations a second, scattered, as a share of the fma rate."""
 
 
 class _AttentionCase:
-    """K, V and tables for one shape of batch; layers are used in turn, so that K and V come from memory."""
+    """K and V for one shape of batch; layers are used in turn, so that K and V come from memory."""
 
     def __init__(
         self,
@@ -163,25 +164,26 @@ class _AttentionCase:
         self._q = rng.standard_normal((num_seqs * num_queries, heads.width), np.float32)
         in_order = np.arange(num_blocks, dtype=np.int32)
         self._tables = {
-            "contiguous": in_order.reshape(num_seqs, -1),
-            "paged": rng.permutation(in_order).reshape(num_seqs, -1),
+            "in order": in_order.reshape(num_seqs, -1),
+            "scattered": rng.permutation(in_order).reshape(num_seqs, -1),
         }
         self._query_start = (np.arange(num_seqs + 1) * num_queries).astype(np.int32)
         self._context_lens = np.full(num_seqs, context_len, np.int32)
         self._scale = heads.head_dim**-0.5
         self._next_layer = 0
 
-    def seconds(self, layout: str) -> float:
-        """Of one pass over a layer: the mean over enough passes to fill some milliseconds."""
+    def seconds(self, order: str) -> float:
+        """Of one pass over a layer, "in order" or "scattered": the mean over some milliseconds of passes."""
         num_passes, started, elapsed = 0, time.perf_counter(), 0.0
         while elapsed < 0.01 or num_passes < 2:
             self._attention.run(
                 self._q,
-                self._tables[layout],
+                self._tables[order],
                 self._query_start,
                 self._context_lens,
                 layer=self._next_layer,
                 scale=self._scale,
+                share_prefixes=False,
             )
             self._next_layer = (self._next_layer + 1) % self._num_layers
             num_passes += 1
@@ -199,16 +201,18 @@ def measure_attention(
     repeats: int = 5,
     heads: HeadShape | None = None,
 ) -> AttentionResult:
-    """Paged and contiguous in turn, medians. num_queries 1 is decoding; more are the end of a prompt."""
+    """The three layouts in turn, medians. num_queries 1 is decoding; more are the end of a prompt."""
     heads = heads or HeadShape()
-    case = _AttentionCase(heads, context_len, num_seqs, num_queries, block_size, limits)
-    times: dict[str, list[float]] = {"paged": [], "contiguous": []}
-    for layout in times:
-        case.seconds(layout)  # warms up
-    for _ in range(repeats):
-        for layout, seconds in times.items():
-            seconds.append(case.seconds(layout))
-    paged, contiguous = median(times["paged"]), median(times["contiguous"])
+    one_block = 1 << max(context_len - 1, 3).bit_length()
+    whole, paged = (
+        _AttentionCase(heads, context_len, num_seqs, num_queries, size, limits)
+        for size in (one_block, block_size)
+    )
+    rounds = [
+        (whole.seconds("in order"), paged.seconds("in order"), paged.seconds("scattered"))
+        for _ in range(repeats + 1)
+    ][1:]  # the first warms up
+    contiguous, in_order, scattered = (median(times) for times in zip(*rounds, strict=True))
     num_bytes = num_seqs * context_len * heads.bytes_per_token
     mean_context = context_len - (num_queries - 1) / 2
     num_ops = 4 * num_seqs * num_queries * mean_context * heads.width
@@ -219,8 +223,11 @@ def measure_attention(
         num_seqs=num_seqs,
         num_queries=num_queries,
         block_size=block_size,
-        paged_seconds=paged,
         contiguous_seconds=contiguous,
-        bandwidth_share=num_bytes / paged / limits.stream_bytes_per_second,
-        arithmetic_share=None if fma is None else num_ops / paged / fma,
+        in_order_seconds=in_order,
+        scattered_seconds=scattered,
+        paging_cost=median(ordered / one for one, ordered, _ in rounds) - 1,
+        scatter_cost=median(random / ordered for _, ordered, random in rounds) - 1,
+        bandwidth_share=num_bytes / scattered / limits.stream_bytes_per_second,
+        arithmetic_share=None if fma is None else num_ops / scattered / fma,
     )
