@@ -12,6 +12,7 @@ namespace {
 constexpr int64_t kTileChunk = 4;      // tiles are taken in multiples: a cache line of output, and then some
 constexpr int64_t kRowBlock = 128;     // rows of activations that stay in cache while weights pass
 constexpr int64_t kChunksAThread = 4;
+constexpr int64_t kStreamBytes = 128 << 10;  // of weights, a chunk where a step has one row: short ones are read slower
 
 // Tiles [begin, end) as a matrix of their own.
 PackedMatrix part_of(const PackedMatrix& matrix, int64_t begin, int64_t end) {
@@ -192,11 +193,14 @@ void Executor::plan(const StepInputs& inputs) {
   for (AngleTable& angles : angles_) angles.extend(num_positions);
 }
 
+int64_t Executor::chunk_of(int64_t num_units, int64_t multiple, int64_t num_chunks) const {
+  if (team_.num_threads() == 1) return std::max(num_units, multiple);
+  return std::max(rounded_up((num_units + num_chunks - 1) / num_chunks, multiple), multiple);
+}
+
 // A few chunks a thread, so that one that was held up leaves work to the others.
 int64_t Executor::chunk_of(int64_t num_units, int64_t multiple) const {
-  if (team_.num_threads() == 1) return std::max(num_units, multiple);
-  const int64_t num_chunks = team_.num_threads() * kChunksAThread;
-  return std::max(rounded_up((num_units + num_chunks - 1) / num_chunks, multiple), multiple);
+  return chunk_of(num_units, multiple, team_.num_threads() * kChunksAThread);
 }
 
 PhaseWork Executor::work_of(const RowPhase& phase) const {
@@ -206,10 +210,16 @@ PhaseWork Executor::work_of(const RowPhase& phase) const {
 
 // The tiles of all linears stand in one line, of which threads take ranges.
 PhaseWork Executor::work_of(const LinearPhase& phase) const {
-  if (num_rows(phase.rows) == 0) return {0, 1};
-  int64_t num_tiles = 0;
-  for (const LinearStep& step : phase.steps) num_tiles += step.matrix->num_tiles;
-  return {num_tiles, chunk_of(num_tiles, kTileChunk)};
+  const int64_t rows = num_rows(phase.rows);
+  if (rows == 0) return {0, 1};
+  int64_t num_tiles = 0, num_bytes = 0;
+  for (const LinearStep& step : phase.steps) {
+    num_tiles += step.matrix->num_tiles;
+    num_bytes += step.matrix->num_tiles * step.matrix->tile_bytes;
+  }
+  if (rows > 1) return {num_tiles, chunk_of(num_tiles, kTileChunk)};
+  const int64_t num_chunks = std::max<int64_t>(num_bytes / kStreamBytes, team_.num_threads());
+  return {num_tiles, chunk_of(num_tiles, kTileChunk, num_chunks)};
 }
 
 PhaseWork Executor::work_of(const AttentionPhase&) const { return attention_.work(); }

@@ -73,6 +73,8 @@ class Executor {
   void run_step(const AddRow& step, int64_t row, int thread);
   void run_step(const TakeRow& step, int64_t row, int thread);
 
+  // Units of a chunk, a multiple of `multiple`.
+  int64_t chunk_of(int64_t num_units, int64_t multiple, int64_t num_chunks) const;
   int64_t chunk_of(int64_t num_units, int64_t multiple) const;
   int64_t num_rows(Rows rows) const;
   float* row(int buffer, int64_t row) const { return buffers_[buffer] + row * program_.widths[buffer]; }

@@ -15,35 +15,6 @@ inline void store_block(const Job& job, int64_t row, int64_t tile, const __m256 
   store_dots(job, row, M, tile, T, dots[0][0]);
 }
 
-// dots[i][t] = integer dots of a group of int8 weights: |w| · sign(x, w), exact because 2 · 128 · 127 = 32512 fits an int16.
-template <int M, int T>
-inline void dots_of_bytes(const uint8_t* const (&quants)[T], const int8_t* const (&x)[M],
-                          __m256i (&dots)[M][T]) {
-  const __m256i ones = _mm256_set1_epi16(1);
-  OCTAVO_UNROLL for (int v = 0; v < 8; ++v) {
-    __m256i weights[T], magnitudes[T];
-    OCTAVO_UNROLL for (int t = 0; t < T; ++t) {
-      weights[t] = load(quants[t] + v * 32);
-      magnitudes[t] = _mm256_abs_epi8(weights[t]);
-    }
-    OCTAVO_UNROLL for (int i = 0; i < M; ++i) {
-      const __m256i x_quad = broadcast4(x[i] + v * 4);
-      OCTAVO_UNROLL for (int t = 0; t < T; ++t) {
-        const __m256i pairs = _mm256_maddubs_epi16(magnitudes[t], _mm256_sign_epi8(x_quad, weights[t]));
-        const __m256i products = _mm256_madd_epi16(pairs, ones);
-        dots[i][t] = v == 0 ? products : _mm256_add_epi32(dots[i][t], products);
-        compute_now(dots[i][t]);
-      }
-    }
-  }
-}
-
-// acc + a group of int8 weights. Integers up to 32 · 128 · 127 are exact as floats.
-inline __m256 add_bytes(__m256i dots, __m256i factors, __m256 scales, __m256 acc) {
-  const __m256 factor = _mm256_cvtepi32_ps(_mm256_srli_epi32(factors, 16));
-  return _mm256_fmadd_ps(scales, _mm256_mul_ps(_mm256_cvtepi32_ps(dots), factor), acc);
-}
-
 template <WeightType W, int M, int T>
 void quantized_block(const Job& job, int64_t row, int64_t tile) {
   constexpr GroupFormat format = group_format(W);
@@ -174,9 +145,7 @@ constexpr int64_t kRowsInCache = 64;
 
 template <WeightType W>
 void linear_of(const Job& job, int64_t m, int64_t tile_begin, int64_t tile_end) {
-  // One row is bound by memory, and one tile at a time is the plainest stream. Floats need two even then:
-  // the additions of one tile wait for each other.
-  if (m == 1 && !is_float(W)) return all_tiles<W, 1, 1>(job, 0, m, tile_begin, tile_end);
+  if (m == 1 && !is_float(W)) return linear_of_row(job, tile_begin, tile_end);
   if (m >= kRowsForPanels && is_nibbles(W)) return linear_by_panels(job, m, tile_begin, tile_end);
   for (int64_t row = 0; row < m; row += kRowsInCache) {
     const int64_t row_end = row + kRowsInCache < m ? row + kRowsInCache : m;

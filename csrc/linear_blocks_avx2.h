@@ -28,6 +28,9 @@ struct Job {
 // The same for 4-bit weights and many rows. Bit for bit what blocks without a panel give.
 void linear_by_panels(const Job& job, int64_t m, int64_t tile_begin, int64_t tile_end);
 
+// The same for quantised weights and one row.
+void linear_of_row(const Job& job, int64_t tile_begin, int64_t tile_end);
+
 namespace {
 
 // Dots of `num_rows` rows with `num_tiles` tiles, [row][tile][lane], to their places in the output.
@@ -103,6 +106,35 @@ inline void dots_of_nibbles(const NibblesAt& nibbles_at, const int8_t* const (&x
 inline __m256 add_nibbles(__m256i dots, __m256i factors, __m256 x_sum, __m256 scales, __m256 minima, __m256 acc) {
   const __m256 product = _mm256_cvtepi32_ps(_mm256_madd_epi16(dots, factors));
   return _mm256_fmadd_ps(minima, x_sum, _mm256_fmadd_ps(scales, product, acc));
+}
+
+// dots[i][t] = integer dots of a group of int8 weights: |w| · sign(x, w), exact because 2 · 128 · 127 = 32512 fits an int16.
+template <int M, int T>
+inline void dots_of_bytes(const uint8_t* const (&quants)[T], const int8_t* const (&x)[M],
+                          __m256i (&dots)[M][T]) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  OCTAVO_UNROLL for (int v = 0; v < 8; ++v) {
+    __m256i weights[T], magnitudes[T];
+    OCTAVO_UNROLL for (int t = 0; t < T; ++t) {
+      weights[t] = load(quants[t] + v * 32);
+      magnitudes[t] = _mm256_abs_epi8(weights[t]);
+    }
+    OCTAVO_UNROLL for (int i = 0; i < M; ++i) {
+      const __m256i x_quad = broadcast4(x[i] + v * 4);
+      OCTAVO_UNROLL for (int t = 0; t < T; ++t) {
+        const __m256i pairs = _mm256_maddubs_epi16(magnitudes[t], _mm256_sign_epi8(x_quad, weights[t]));
+        const __m256i products = _mm256_madd_epi16(pairs, ones);
+        dots[i][t] = v == 0 ? products : _mm256_add_epi32(dots[i][t], products);
+        compute_now(dots[i][t]);
+      }
+    }
+  }
+}
+
+// acc + a group of int8 weights. Integers up to 32 · 128 · 127 are exact as floats.
+inline __m256 add_bytes(__m256i dots, __m256i factors, __m256 scales, __m256 acc) {
+  const __m256 factor = _mm256_cvtepi32_ps(_mm256_srli_epi32(factors, 16));
+  return _mm256_fmadd_ps(scales, _mm256_mul_ps(_mm256_cvtepi32_ps(dots), factor), acc);
 }
 
 // What is added to each 4-bit quant, times the scale: the file's minimum, or -8 scales.

@@ -210,9 +210,11 @@ def test_linear_against_numpy(isa: str, weight_type: WeightType, rows: int) -> N
 
 @every_isa
 @every_type
-@pytest.mark.parametrize("cols", [96, 800])
-def test_a_row_alone_is_the_row_in_a_batch_bit_for_bit(isa: str, weight_type: WeightType, cols: int) -> None:
-    matrix = random_matrix(weight_type, 27, cols)
+@pytest.mark.parametrize(("rows", "cols"), [(27, 96), (27, 800), (92, 64), (107, 64)])
+def test_a_row_alone_is_the_row_in_a_batch_bit_for_bit(
+    isa: str, weight_type: WeightType, rows: int, cols: int
+) -> None:
+    matrix = random_matrix(weight_type, rows, cols)
     x = random_rows(max(BATCHES), cols)
     alone = np.concatenate([_native.linear(matrix.packed, row[None], isa) for row in x])
     for m in (*BATCHES, 4, 6, 7):
