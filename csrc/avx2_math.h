@@ -55,12 +55,6 @@ static inline float sum8(__m256 x) {
   return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
 }
 
-static inline float max8(__m256 x) {
-  __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-  y = _mm_max_ps(y, _mm_movehl_ps(y, y));
-  return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
-}
-
 // Lanes [0, count) of a vector.
 static inline __m256i first_lanes(int64_t count) {
   const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -105,7 +99,7 @@ static inline __m256 exp2_weight(__m256 x) {
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(y), exponent));
 }
 
-// One vector from eight: lane i is x[i] reduced in the order of sum8 and max8.
+// One vector from eight: lane i is x[i] reduced in the order of sum8.
 template <class Join>
 static inline __m256 reduce_each(const __m256 (&x)[8], Join join) {
   __m256 halves[4], quarters[2];
