@@ -11,8 +11,7 @@
 
 #include "avx2_math.h"
 
-// Unrolled early, so that arrays of accumulators become registers. And never, so that they stay there.
-#define OCTAVO_UNROLL _Pragma("GCC unroll 16")
+// So that an array of accumulators stays in registers.
 #define OCTAVO_NO_UNROLL _Pragma("GCC unroll 1")
 
 namespace octavo::avx2 {

@@ -63,13 +63,10 @@ static inline __m256i first_lanes(int64_t count) {
 
 // Loads and stores of eight lanes, and of the first few: with a mask, which costs some CPUs a dozen cycles a store.
 struct AllLanes {
-  static constexpr int count = 8;
-
   __m256 load(const float* from) const { return _mm256_loadu_ps(from); }
   void store(float* to, __m256 v) const { _mm256_storeu_ps(to, v); }
 };
 struct FirstLanes {
-  int count;
   __m256i mask;
 
   __m256 load(const float* from) const { return _mm256_maskload_ps(from, mask); }
@@ -81,7 +78,7 @@ template <class Body>
 static inline void for_each_vector(int64_t width, Body body) {
   int64_t at = 0;
   for (; at + 8 <= width; at += 8) body(at, AllLanes{});
-  if (at < width) body(at, FirstLanes{static_cast<int>(width - at), first_lanes(width - at)});
+  if (at < width) body(at, FirstLanes{first_lanes(width - at)});
 }
 
 // 2^x for x ≤ 0, from -126 on, where it is a normal float: 2^n · p(x - n), n = round(x), |x - n| ≤ 1/2. p is the

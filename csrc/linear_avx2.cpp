@@ -103,12 +103,8 @@ void float_block(const Job& job, int64_t row, int64_t tile) {
 constexpr bool is_nibbles(WeightType type) { return type == WeightType::Q4_0 || type == WeightType::Q4_1; }
 constexpr bool is_float(WeightType type) { return group_format(type).size == 1; }
 
-// M rows or fewer, as many as are left; M at most is what is compiled.
 template <WeightType W, int M, int T>
-void block_of(const Job& job, int64_t row, int64_t num_rows, int64_t tile) {
-  if constexpr (M > 1) {
-    if (num_rows < M) return block_of<W, M - 1, T>(job, row, num_rows, tile);
-  }
+void block_of(const Job& job, int64_t row, int64_t tile) {
   if constexpr (is_float(W)) {
     float_block<W, M, T>(job, row, tile);
   } else {
@@ -116,20 +112,14 @@ void block_of(const Job& job, int64_t row, int64_t num_rows, int64_t tile) {
   }
 }
 
-// Rows [row, row_end) with T tiles, in blocks of at most M rows that differ by one: a small block costs more a row.
-template <WeightType W, int M, int T>
-void rows_by_tiles(const Job& job, int64_t row, int64_t row_end, int64_t tile) {
-  for (int64_t num_blocks = (row_end - row + M - 1) / M; num_blocks > 0; --num_blocks) {
-    const int64_t num_rows = (row_end - row + num_blocks - 1) / num_blocks;
-    block_of<W, M, T>(job, row, num_rows, tile);
-    row += num_rows;
-  }
-}
-
 // As many T tiles as there are, then single ones, each with all rows [row, row_end).
 template <WeightType W, int M, int T>
 void all_tiles(const Job& job, int64_t row, int64_t row_end, int64_t tile, int64_t tile_end) {
-  for (; tile + T <= tile_end; tile += T) rows_by_tiles<W, M, T>(job, row, row_end, tile);
+  for (; tile + T <= tile_end; tile += T) {
+    for_each_block<M>(row, row_end, [&](int64_t first, auto count) {
+      block_of<W, decltype(count)::value, T>(job, first, tile);
+    });
+  }
   if constexpr (T > 1) all_tiles<W, M, 1>(job, row, row_end, tile, tile_end);
 }
 

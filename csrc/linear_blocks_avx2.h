@@ -8,11 +8,9 @@
 
 #include <immintrin.h>
 
+#include "avx2_math.h"
 #include "linear_kernels.h"
 #include "packed_layout.h"
-
-// Arrays of vectors stay in registers only where every index is a constant.
-#define OCTAVO_UNROLL _Pragma("GCC unroll 16")
 
 namespace octavo::avx2 {
 
@@ -48,6 +46,32 @@ inline void store_dots(const Job& job, int64_t row, int num_rows, int64_t tile, 
         out[lane] = job.accumulate ? out[lane] + dots[lane] : dots[lane];
       }
     }
+  }
+}
+
+// A number of rows that the compiler knows.
+template <int M>
+struct RowCount {
+  static constexpr int value = M;
+};
+
+// Calls body(RowCount<num_rows>); M at most.
+template <int M, class Body>
+inline void with_row_count(int64_t num_rows, const Body& body) {
+  if constexpr (M > 1) {
+    if (num_rows < M) return with_row_count<M - 1>(num_rows, body);
+  }
+  body(RowCount<M>{});
+}
+
+// Calls body(first row, RowCount) for blocks of the rows [row, row_end): of at most M rows, and differing by one, for a
+// small block costs more a row.
+template <int M, class Body>
+inline void for_each_block(int64_t row, int64_t row_end, const Body& body) {
+  for (int64_t num_blocks = (row_end - row + M - 1) / M; num_blocks > 0; --num_blocks) {
+    const int64_t num_rows = (row_end - row + num_blocks - 1) / num_blocks;
+    with_row_count<M>(num_rows, [&](auto count) { body(row, count); });
+    row += num_rows;
   }
 }
 

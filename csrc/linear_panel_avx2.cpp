@@ -21,7 +21,7 @@ struct alignas(64) PanelGroup {
   float minima[T][kTileRows];
 };
 
-// Where a panel stands in the work: its tiles, its groups, and the rows that pass.
+// Where a panel stands in the work: its tiles and its groups.
 struct Pass {
   int64_t tile;
   int64_t group;  // the first
@@ -103,28 +103,6 @@ void add_panel(const Job& job, const Pass& pass, const PanelGroup<T>* panel, int
   }
 }
 
-// `num_rows` rows, M at most.
-template <int M, int T>
-void add_panel_to_block(const Job& job, const Pass& pass, const PanelGroup<T>* panel, int64_t row, int64_t num_rows,
-                        float (*sums)[T][kTileRows]) {
-  if constexpr (M > 1) {
-    if (num_rows < M) return add_panel_to_block<M - 1, T>(job, pass, panel, row, num_rows, sums);
-  }
-  add_panel<M, T>(job, pass, panel, row, sums);
-}
-
-// Rows [row, row + num_rows) in blocks that differ by one: a small block costs more a row.
-template <int T>
-void add_panel_to_rows(const Job& job, const Pass& pass, const PanelGroup<T>* panel, int64_t row, int64_t num_rows,
-                       float (*sums)[T][kTileRows]) {
-  int64_t i = 0;
-  for (int64_t num_blocks = (num_rows + kRowsOfBlock - 1) / kRowsOfBlock; num_blocks > 0; --num_blocks) {
-    const int64_t count = (num_rows - i + num_blocks - 1) / num_blocks;
-    add_panel_to_block<kRowsOfBlock>(job, pass, panel, row + i, count, sums + i);
-    i += count;
-  }
-}
-
 template <WeightType W, int T>
 void rows_by_tiles(const Job& job, int64_t row, int64_t num_rows, int64_t tile) {
   const int64_t num_groups = job.w.cols / kGroupSize;
@@ -135,7 +113,9 @@ void rows_by_tiles(const Job& job, int64_t row, int64_t num_rows, int64_t tile) 
     const int count = static_cast<int>(is_last ? num_groups - g : kPanelGroups);
     const Pass pass{tile, g, count, g == 0, is_last};
     unpack<W, T>(job.w, pass, panel);
-    add_panel_to_rows(job, pass, panel, row, num_rows, sums);
+    for_each_block<kRowsOfBlock>(row, row + num_rows, [&](int64_t first, auto count) {
+      add_panel<decltype(count)::value, T>(job, pass, panel, first, sums + (first - row));
+    });
   }
 }
 

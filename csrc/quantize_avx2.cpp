@@ -14,14 +14,11 @@ constexpr int kGroups = 8;
 // Lane i of the result combines all lanes of v[i].
 template <class Combine>
 inline __m256i across_lanes(const __m256i (&v)[kGroups], Combine combine) {
-  const auto pairs = [&](__m256i a, __m256i b) {
-    return combine(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
-  };
-  const auto quads = [&](__m256i a, __m256i b) {
-    return combine(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
-  };
-  const __m256i low = quads(pairs(v[0], v[1]), pairs(v[2], v[3])), high = quads(pairs(v[4], v[5]), pairs(v[6], v[7]));
-  return combine(_mm256_permute2x128_si256(low, high, 0x20), _mm256_permute2x128_si256(low, high, 0x31));
+  __m256 bits[kGroups];
+  OCTAVO_UNROLL for (int g = 0; g < kGroups; ++g) bits[g] = _mm256_castsi256_ps(v[g]);
+  return _mm256_castps_si256(reduce_each(bits, [&](__m256 a, __m256 b) {
+    return _mm256_castsi256_ps(combine(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+  }));
 }
 
 inline __m256i sum_of(__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }

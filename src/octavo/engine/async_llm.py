@@ -80,8 +80,9 @@ class AsyncLLM:
         self, messages: Sequence[Mapping[str, Any]], **template_variables: Any
     ) -> list[int]:
         """Token ids of a conversation. Raises ChatTemplateError or ParameterError("messages")."""
-        template = self._assembly.chat_template
-        return await asyncio.to_thread(encode_chat, self.tokenizer, template, messages, **template_variables)
+        return await asyncio.to_thread(
+            encode_chat, self.tokenizer, self._assembly.chat_template, messages, **template_variables
+        )
 
     async def submit(
         self,
