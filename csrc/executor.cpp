@@ -9,10 +9,11 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t kTileChunk = 4;      // tiles are taken in multiples: a cache line of output, and then some
-constexpr int64_t kRowBlock = 128;     // rows of activations that stay in cache while weights pass
-constexpr int64_t kChunksAThread = 4;
-constexpr int64_t kStreamBytes = 128 << 10;  // of weights, a chunk where a step has one row: short ones are read slower
+constexpr int64_t kTileChunk = 4;   // tiles are taken in multiples: a cache line of output, and then some
+constexpr int64_t kRowBlock = 128;  // rows of activations that stay in cache while weights pass
+constexpr int64_t kStreamBytes = 128 << 10;  // of weights a chunk where a step has one row: short ones are read slower
+
+constexpr int64_t kPrefaultBytes = int64_t{1} << 30;  // of K and V; what no request needs should not all take memory
 
 // Tiles [begin, end) as a matrix of their own.
 PackedMatrix part_of(const PackedMatrix& matrix, int64_t begin, int64_t end) {
@@ -108,7 +109,8 @@ Executor::Executor(const ProgramSource& source, const KVLayout& layout, int num_
       team_(num_threads, static_cast<int>(program_.phases.size()) + 1),
       phase_times_(num_threads),
       attention_(layout_, most_group_heads(program_), num_threads, kernels),
-      kv_memory_(layout_.num_bytes()) {
+      kv_memory_(layout_.num_bytes()),
+      kv_prefault_(kv_memory_.data(), layout_.num_layers, layout_.layer_bytes(), kPrefaultBytes / layout_.num_layers) {
   require_positive("max_num_tokens", max_num_tokens);
   for (const AngleSpec& spec : program_.angles) angles_.emplace_back(spec);
   allocate_activations();
@@ -193,20 +195,7 @@ void Executor::plan(const StepInputs& inputs) {
   for (AngleTable& angles : angles_) angles.extend(num_positions);
 }
 
-int64_t Executor::chunk_of(int64_t num_units, int64_t multiple, int64_t num_chunks) const {
-  if (team_.num_threads() == 1) return std::max(num_units, multiple);
-  return std::max(rounded_up((num_units + num_chunks - 1) / num_chunks, multiple), multiple);
-}
-
-// A few chunks a thread, so that one that was held up leaves work to the others.
-int64_t Executor::chunk_of(int64_t num_units, int64_t multiple) const {
-  return chunk_of(num_units, multiple, team_.num_threads() * kChunksAThread);
-}
-
-PhaseWork Executor::work_of(const RowPhase& phase) const {
-  const int64_t rows = num_rows(phase.rows);
-  return {rows, chunk_of(rows, 1)};
-}
+PhaseWork Executor::work_of(const RowPhase& phase) const { return {num_rows(phase.rows), 1}; }
 
 // The tiles of all linears stand in one line, of which threads take ranges.
 PhaseWork Executor::work_of(const LinearPhase& phase) const {
@@ -217,9 +206,9 @@ PhaseWork Executor::work_of(const LinearPhase& phase) const {
     num_tiles += step.matrix->num_tiles;
     num_bytes += step.matrix->num_tiles * step.matrix->tile_bytes;
   }
-  if (rows > 1) return {num_tiles, chunk_of(num_tiles, kTileChunk)};
+  if (rows > 1) return {num_tiles, kTileChunk};
   const int64_t num_chunks = std::max<int64_t>(num_bytes / kStreamBytes, team_.num_threads());
-  return {num_tiles, chunk_of(num_tiles, kTileChunk, num_chunks)};
+  return {num_tiles, rounded_up((num_tiles + num_chunks - 1) / num_chunks, kTileChunk)};
 }
 
 PhaseWork Executor::work_of(const AttentionPhase&) const { return attention_.work(); }

@@ -11,6 +11,7 @@
 #include "huge_memory.h"
 #include "paged_attention.h"
 #include "phase_times.h"
+#include "prefault.h"
 #include "program.h"
 #include "step_inputs.h"
 #include "thread_team.h"
@@ -73,9 +74,6 @@ class Executor {
   void run_step(const AddRow& step, int64_t row, int thread);
   void run_step(const TakeRow& step, int64_t row, int thread);
 
-  // Units of a chunk, a multiple of `multiple`.
-  int64_t chunk_of(int64_t num_units, int64_t multiple, int64_t num_chunks) const;
-  int64_t chunk_of(int64_t num_units, int64_t multiple) const;
   int64_t num_rows(Rows rows) const;
   float* row(int buffer, int64_t row) const { return buffers_[buffer] + row * program_.widths[buffer]; }
   // For row steps: a local buffer has one row a thread, which stays in the cache.
@@ -97,6 +95,7 @@ class Executor {
   std::vector<AngleTable> angles_;
 
   HugeMemory kv_memory_;
+  Prefault kv_prefault_;
   HugeMemory activation_memory_;  // holds what follows
   std::vector<float*> buffers_;       // [max_num_tokens, or threads if local][width] each
   QuantizedGroup* groups_ = nullptr;  // [max_num_tokens][groups of what was quantised]

@@ -10,7 +10,7 @@ namespace octavo::avx2 {
 namespace {
 
 constexpr int kRowsOfBlock = 6;
-constexpr int kRowsInCache = 120;  // rows that pass while a panel is in the cache; whole blocks
+constexpr int kRowsInCache = 132;  // rows that pass while a panel is in the cache; whole blocks
 constexpr int kPanelGroups = 24;
 
 // A group of columns of T tiles, unpacked.

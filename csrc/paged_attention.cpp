@@ -4,8 +4,6 @@
 
 namespace octavo {
 
-constexpr int64_t kChunksAThread = 8;
-
 PagedAttention::PagedAttention(const KVLayout& layout, int32_t group_heads, int num_threads,
                                const KernelTable& kernels)
     : kernels_(kernels),
@@ -41,10 +39,7 @@ void PagedAttention::plan(const StepInputs& inputs, bool share_prefixes) {
   }
 }
 
-PhaseWork PagedAttention::work() const {
-  const int64_t num_units = static_cast<int64_t>(plan_.units().size());
-  return {num_units, std::clamp<int64_t>(num_units / (num_threads_ * kChunksAThread), 1, 8)};
-}
+PhaseWork PagedAttention::work() const { return {static_cast<int64_t>(plan_.units().size()), 1}; }
 
 void PagedAttention::run(const AttentionCall& call, int64_t begin, int64_t end, int thread) {
   const int64_t num_units = static_cast<int64_t>(plan_.units().size());

@@ -98,7 +98,7 @@ bool ThreadTeam::take_part(int index, uint32_t run, int thread) {
   uint64_t ticket = phase.ticket.load(std::memory_order_acquire);
   while (run_of(ticket) == run && units_left(ticket) > 0) {
     const int64_t left = units_left(ticket);
-    const int64_t taken = std::min(left, phase.chunk.load(std::memory_order_relaxed));
+    const int64_t taken = share_of(left, phase.chunk.load(std::memory_order_relaxed));
     if (!phase.ticket.compare_exchange_weak(ticket, ticket - taken, std::memory_order_acq_rel)) continue;
     // From here to num_done the run cannot end, so what belongs to it may be used.
     const int64_t begin = phase.num_units.load(std::memory_order_relaxed) - left;
@@ -116,6 +116,13 @@ bool ThreadTeam::take_part(int index, uint32_t run, int thread) {
       std::this_thread::yield();
     }
   }
+}
+
+// Half of what would be even, so that a thread that was held up leaves work to the others.
+int64_t ThreadTeam::share_of(int64_t units_left, int64_t chunk) const {
+  if (num_threads_ == 1) return units_left;
+  const int64_t num_chunks = units_left / (2 * num_threads_ * chunk);
+  return std::min(units_left, std::max<int64_t>(num_chunks, 1) * chunk);
 }
 
 void ThreadTeam::call_body(int index, int64_t begin, int64_t end, int thread) {

@@ -13,10 +13,11 @@
 
 namespace octavo {
 
-// A phase is units of work in any order; threads take up to `chunk` of them at a time.
+// A phase is units of work in any order. Threads take a share of what is left, so chunks shrink and all end together
+// (Polychronopoulos and Kuck, Guided self-scheduling, 1987).
 struct PhaseWork {
   int64_t num_units;  // below 2^32
-  int64_t chunk;      // at least 1
+  int64_t chunk;      // at least 1: chunks are multiples of it, but the last
 };
 
 // The caller is thread 0; num_threads - 1 workers wait between runs, first spinning, then parked.
@@ -54,6 +55,7 @@ class ThreadTeam {
   void work(int thread);
   void go_through_phases(uint32_t run, int thread);
   bool take_part(int index, uint32_t run, int thread);
+  int64_t share_of(int64_t units_left, int64_t chunk) const;
   void call_body(int index, int64_t begin, int64_t end, int thread);
 
   const int num_threads_;
