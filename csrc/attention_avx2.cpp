@@ -5,8 +5,8 @@
 // reduction is: scores over head_dim ascending; the sum of probabilities lane by lane over tiles, then across lanes;
 // values over positions ascending; spans ascending. None of it depends on the other rows or on the block size.
 //
-// While a span is worked on, the next one is fetched line by line: blocks lie anywhere, and no hardware prefetcher
-// follows a block table.
+// While a span is worked on, the next one is fetched line by line, from all its blocks side by side: they lie anywhere,
+// and no hardware prefetcher follows a block table.
 #include <math.h>
 
 #include "avx2_math.h"
@@ -38,64 +38,69 @@ struct Block {
   alignas(32) float keep[8], take[8];  // how the rows' values join those of earlier spans
 };
 
-// Brings the next span of an item's kv heads into the second-level cache, in the order in which it lies in memory.
+// Brings the next span of an item's kv heads into the second-level cache. The runs of memory in which it lies are read
+// side by side, a line of each in turn: a core that follows one address has too few requests under way.
 class Fetcher {
  public:
   Fetcher() = default;  // fetches nothing
-  Fetcher(const KVView& kv, const AttentionItem& item, int32_t begin)
-      : kv_(&kv), item_(&item), begin_(begin), element_bytes_(kv.is_half ? 2 : 4) {
+  Fetcher(const KVView& kv, const AttentionItem& item, int32_t begin) {
+    // A block that holds more than the span has a run in each panel, others are one run with all their panels.
+    const bool is_part = kv.block_size > kSpan;
     const int32_t count = item.end - begin < kSpan ? item.end - begin : kSpan;
-    num_runs_ = is_part() ? 2 * item.num_heads : (count + kv.block_size - 1) / kv.block_size;
-    const int32_t panel = (is_part() ? kSpan : kv.block_size) * kv.head_dim * element_bytes_;
-    run_bytes_ = is_part() ? panel : 2 * panel * item.num_heads;
-    for (run_ = num_runs_ - 1; run_ >= 0; --run_) touch_pages();
-    run_ = 0;
-    at_ = run();
+    const int32_t num_runs = is_part ? 2 * item.num_heads : (count + kv.block_size - 1) / kv.block_size;
+    const int32_t panel_bytes = (is_part ? kSpan : kv.block_size) * kv.head_dim * (kv.is_half ? 2 : 4);
+    num_runs_ = num_runs < kMostRuns ? num_runs : kMostRuns;
+    run_bytes_ = is_part ? panel_bytes : 2 * panel_bytes * item.num_heads;
+    for (int32_t i = 0; i < num_runs_; ++i) {
+      runs_[i] = is_part ? panel_at(kv, item, begin, i) : block_at(kv, item, begin + i * kv.block_size);
+      touch_pages(runs_[i]);
+    }
   }
 
   // The next `Lines` lines.
   template <int Lines>
   void fetch() {
-    if (run_ == num_runs_) return;
-    OCTAVO_UNROLL for (int i = 0; i < Lines; ++i) _mm_prefetch(at_ + offset_ + i * kLine, _MM_HINT_T1);
-    offset_ += Lines * kLine;
-    if (offset_ < run_bytes_) return;
-    offset_ = 0;
-    if (++run_ < num_runs_) at_ = run();
+    if (offset_ == run_bytes_) return;
+    int32_t run = run_, offset = offset_;
+    OCTAVO_UNROLL for (int i = 0; i < Lines; ++i) {
+      _mm_prefetch(runs_[run] + offset, _MM_HINT_T1);
+      run = run + 1 < num_runs_ ? run + 1 : 0;
+      if (run > 0) continue;
+      offset += kLine;
+      if (offset == run_bytes_) break;
+    }
+    run_ = run;
+    offset_ = offset;
   }
 
   // What a short span has left no time for.
   void fetch_rest() {
-    while (run_ < num_runs_) fetch<8>();
+    while (offset_ < run_bytes_) fetch<8>();
   }
 
  private:
   static constexpr int kLine = 64;
+  static constexpr int kMostRuns = 16;  // that are fetched; only blocks of more than a span can have others
+
+  static const char* address(const KVView& kv, int64_t element) {
+    return static_cast<const char*>(kv.data) + element * (kv.is_half ? 2 : 4);
+  }
+  static const char* block_at(const KVView& kv, const AttentionItem& item, int32_t position) {
+    return address(kv, k_panel(kv, item.block_table[position / kv.block_size], item.first_head));
+  }
+  static const char* panel_at(const KVView& kv, const AttentionItem& item, int32_t position, int32_t panel) {
+    const int64_t first = k_panel(kv, item.block_table[position / kv.block_size], item.first_head);
+    return address(kv, first + (int64_t{panel} * kv.block_size + position % kv.block_size) * kv.head_dim);
+  }
 
   // Looking up addresses is slow, so it starts for all pages at once, well before their lines are fetched.
-  void touch_pages() const {
-    const char* page = run();
-    for (int32_t i = 0; i < run_bytes_; i += 4096) _mm_prefetch(page + i, _MM_HINT_T1);
+  void touch_pages(const char* run) const {
+    for (int32_t i = 0; i < run_bytes_; i += 4096) _mm_prefetch(run + i, _MM_HINT_T1);
   }
 
-  // A block holds more than the span: then a run is a part of one panel, else all panels of a block.
-  bool is_part() const { return kv_->block_size > kSpan; }
-  const char* run() const {
-    const int32_t position = begin_ + (is_part() ? 0 : run_ * kv_->block_size);
-    const int32_t block = item_->block_table[position / kv_->block_size];
-    int64_t element = k_panel(*kv_, block, item_->first_head);
-    if (is_part()) {
-      const int64_t panel = static_cast<int64_t>(kv_->block_size) * kv_->head_dim;
-      element += run_ * panel + static_cast<int64_t>(position % kv_->block_size) * kv_->head_dim;
-    }
-    return static_cast<const char*>(kv_->data) + element * element_bytes_;
-  }
-
-  const KVView* kv_ = nullptr;
-  const AttentionItem* item_ = nullptr;
-  int32_t begin_ = 0, element_bytes_ = 0;
-  int32_t run_ = 0, num_runs_ = 0, run_bytes_ = 0, offset_ = 0;
-  const char* at_ = nullptr;
+  const char* runs_[kMostRuns];
+  int32_t num_runs_ = 0, run_bytes_ = 0;
+  int32_t run_ = 0, offset_ = 0;  // of the next line
 };
 
 // Lines of `num_elements` elements.
