@@ -27,6 +27,10 @@ struct Pass {
   int64_t group;  // the first
   int num_groups;
   bool is_first, is_last;  // of the panels of the tiles
+  // The next panel's packed weights are fetched into the second-level cache while the rows pass, at a steady pace: a
+  // burst of requests would hold up whatever else waits for a cache.
+  const uint8_t* next;
+  int64_t fetch_step;  // bytes of each tile for a row and a group
 };
 
 template <WeightType W, int T>
@@ -35,7 +39,6 @@ void unpack(const PackedMatrix& w, const Pass& pass, PanelGroup<T>* panel) {
   for (int t = 0; t < T; ++t) {
     const uint8_t* group = w.data + (pass.tile + t) * w.tile_bytes + pass.group * format.tile_bytes();
     for (int g = 0; g < pass.num_groups; ++g, group += format.tile_bytes()) {
-      prefetch<format.tile_bytes(), _MM_HINT_T1>(group + T * w.tile_bytes);  // of the tiles that come next
       const __m256 scales = load_halves(group);
       _mm256_store_ps(panel[g].scales[t], scales);
       _mm256_store_ps(panel[g].minima[t], minima_of<W>(group, scales));
@@ -68,9 +71,11 @@ void finish(const Job& job, const Pass& pass, int64_t row, __m256 (&acc)[M][T]) 
   if (!is_whole) store_dots(job, row, M, pass.tile, T, dots[0][0]);
 }
 
-// Adds the panel's groups to the sums of M rows from `row` on; the last panel brings them to the output.
+// Adds the panel's groups to the sums of M rows from `row` on, `rows_before` after the first; the last panel brings them
+// to the output.
 template <int M, int T>
-void add_panel(const Job& job, const Pass& pass, const PanelGroup<T>* panel, int64_t row, float (*sums)[T][kTileRows]) {
+void add_panel(const Job& job, const Pass& pass, const PanelGroup<T>* panel, int64_t row, int64_t rows_before,
+               float (*sums)[T][kTileRows]) {
   __m256 acc[M][T];
   OCTAVO_UNROLL for (int i = 0; i < M; ++i) {
     // The output's lines come while the block is at work: a store that waits for its line holds up those after it.
@@ -83,7 +88,9 @@ void add_panel(const Job& job, const Pass& pass, const PanelGroup<T>* panel, int
   const int64_t num_groups = job.w.cols / kGroupSize;
   const QuantizedGroup* x[M];
   OCTAVO_UNROLL for (int i = 0; i < M; ++i) x[i] = job.x.groups + (row + i) * num_groups + pass.group;
-  for (int64_t g = 0; g < pass.num_groups; ++g, ++panel) {
+  const uint8_t* next = pass.next + rows_before * pass.num_groups * pass.fetch_step;
+  for (int64_t g = 0; g < pass.num_groups; ++g, ++panel, next += M * pass.fetch_step) {
+    OCTAVO_UNROLL for (int t = 0; t < T; ++t) prefetch<64, _MM_HINT_T1>(next + t * job.w.tile_bytes);
     const int8_t* quants[M];
     OCTAVO_UNROLL for (int i = 0; i < M; ++i) quants[i] = x[i][g].quants;
     __m256i dots[M][T];
@@ -105,16 +112,19 @@ void add_panel(const Job& job, const Pass& pass, const PanelGroup<T>* panel, int
 
 template <WeightType W, int T>
 void rows_by_tiles(const Job& job, int64_t row, int64_t num_rows, int64_t tile) {
-  const int64_t num_groups = job.w.cols / kGroupSize;
+  constexpr int64_t group_bytes = group_format(W).tile_bytes();
+  const int64_t num_groups = job.w.cols / kGroupSize, tile_bytes = job.w.tile_bytes;
+  const int64_t fetch_step = (group_bytes + num_rows - 1) / num_rows;  // blocks of four rows and more leave no line out
   PanelGroup<T> panel[kPanelGroups];
   alignas(32) float sums[kRowsInCache][T][kTileRows];  // of the rows, between panels
   for (int64_t g = 0; g < num_groups; g += kPanelGroups) {
     const bool is_last = num_groups - g <= kPanelGroups;
     const int count = static_cast<int>(is_last ? num_groups - g : kPanelGroups);
-    const Pass pass{tile, g, count, g == 0, is_last};
+    const uint8_t* next = job.w.data + (is_last ? (tile + T) * tile_bytes : tile * tile_bytes + (g + count) * group_bytes);
+    const Pass pass{tile, g, count, g == 0, is_last, next, fetch_step};
     unpack<W, T>(job.w, pass, panel);
-    for_each_block<kRowsOfBlock>(row, row + num_rows, [&](int64_t first, auto count) {
-      add_panel<decltype(count)::value, T>(job, pass, panel, first, sums + (first - row));
+    for_each_block<kRowsOfBlock>(row, row + num_rows, [&](int64_t first, auto block_rows) {
+      add_panel<decltype(block_rows)::value, T>(job, pass, panel, first, first - row, sums + (first - row));
     });
   }
 }
