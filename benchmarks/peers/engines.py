@@ -21,6 +21,8 @@ from octavo.bench.load import run_load
 from octavo.bench.workloads import Session, Turn
 
 FOLDER = Path(__file__).parent
+SETTLE_SECONDS = 5
+"""After its start, for what an engine still does in the background."""
 
 
 class EngineError(RuntimeError):
@@ -81,6 +83,7 @@ class Engine:
         except (ClientError, EngineError) as error:
             self.close()
             raise EngineError(str(error)) from None
+        time.sleep(SETTLE_SECONDS)
         self._signal(signal.SIGSTOP)
 
     def run(self, job: Job) -> float:
