@@ -218,7 +218,7 @@ PhaseKind Executor::kind_of(int phase) const {
   const Phase& any = program_.phases[phase - 1];
   if (std::holds_alternative<RowPhase>(any)) return PhaseKind::Rows;
   if (std::holds_alternative<AttentionPhase>(any)) return PhaseKind::Attention;
-  return std::get<LinearPhase>(any).rows == Rows::Logits ? PhaseKind::Head : PhaseKind::Linear;
+  return std::get<LinearPhase>(any).steps[0].out == program_.logits ? PhaseKind::Head : PhaseKind::Linear;
 }
 
 void Executor::run_units(int phase, int64_t begin, int64_t end, int thread) {

@@ -153,8 +153,10 @@ class Compiler {
 
   void append(Rows rows, RowStep step) {
     RowPhase* last = program_.phases.empty() ? nullptr : std::get_if<RowPhase>(&program_.phases.back());
-    // TakeRow reads rows that other threads wrote, so it must not join the phase before it.
-    if (last == nullptr || last->rows != rows || std::holds_alternative<TakeRow>(step)) {
+    // TakeRow reads rows that other threads wrote, so it joins a phase of nothing but its like.
+    const auto takes = [](const RowStep& any) { return std::holds_alternative<TakeRow>(any); };
+    if (last == nullptr || last->rows != rows ||
+        (takes(step) && !std::all_of(last->steps.begin(), last->steps.end(), takes))) {
       program_.phases.push_back(RowPhase{rows, {}});
       last = &std::get<RowPhase>(program_.phases.back());
     }

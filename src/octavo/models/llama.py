@@ -28,13 +28,20 @@ def build_llama(config: ModelConfig, weights: Mapping[str, Weight]) -> Program:
     builder = ProgramBuilder(config, weights)
     factors = _rope_factors(builder, config, weights)
     builder.embed(EMBEDDING, "x")
-    for layer in range(config.num_layers):
+    for layer in range(config.num_layers - 1):
         _attention(builder, config, layer, factors)
-        _mlp(builder, config, layer)
+        _output(builder, config, layer, "attended", "x")
+        _mlp(builder, config, layer, "x")
+    # No later layer reads the others' rows: from the last K and V on, only those go on whose logits are wanted.
+    last = config.num_layers - 1
+    _attention(builder, config, last, factors)
+    builder.take_rows("attended", "last_attended")
     builder.take_rows("x", "last")
-    builder.rms_norm("last", "output_norm.weight", "last_normed")
+    _output(builder, config, last, "last_attended", "last")
+    _mlp(builder, config, last, "last")
+    builder.rms_norm("last", "output_norm.weight", "normed")
     head = HEAD if builder.has_weight(HEAD) else EMBEDDING
-    builder.linear("last_normed", head, "logits", config.vocab_size)
+    builder.linear("normed", head, "logits", config.vocab_size)
     return builder.build()
 
 
@@ -48,18 +55,21 @@ def _attention(builder: ProgramBuilder, config: ModelConfig, layer: int, factors
     for buffer, num_heads in (("q", config.num_heads), ("k", config.num_kv_heads)):
         builder.rope(buffer, num_heads, interleaved=config.rope_interleaved, factors=factors)
     builder.attention("q", "k", "v", "attended", layer)
-    builder.linear("attended", f"{prefix}.attn_output.weight", "projected", config.hidden_size)
-    builder.add("x", "projected")
 
 
-def _mlp(builder: ProgramBuilder, config: ModelConfig, layer: int) -> None:
+def _output(builder: ProgramBuilder, config: ModelConfig, layer: int, attended: str, x: str) -> None:
+    builder.linear(attended, f"blk.{layer}.attn_output.weight", "projected", config.hidden_size)
+    builder.add(x, "projected")
+
+
+def _mlp(builder: ProgramBuilder, config: ModelConfig, layer: int, x: str) -> None:
     prefix = f"blk.{layer}"
-    builder.rms_norm("x", f"{prefix}.ffn_norm.weight", "normed")
+    builder.rms_norm(x, f"{prefix}.ffn_norm.weight", "normed")
     builder.linear("normed", f"{prefix}.ffn_gate.weight", "gate", config.intermediate_size)
     builder.linear("normed", f"{prefix}.ffn_up.weight", "up", config.intermediate_size)
     builder.silu_mul("gate", "up", "gated")
     builder.linear("gated", f"{prefix}.ffn_down.weight", "projected", config.hidden_size)
-    builder.add("x", "projected")
+    builder.add(x, "projected")
 
 
 def _rope_factors(builder: ProgramBuilder, config: ModelConfig, weights: Mapping[str, Weight]) -> str | None:

@@ -81,7 +81,7 @@ def test_biases_and_an_output_matrix_of_its_own_are_used() -> None:
     assert sum(op.bias is not None for op in linear) == 4 * rich.num_layers
     assert (linear[-1].weight, plain.ops[-1]) == (
         "output.weight",
-        ops.Linear("last_normed", "token_embd.weight", "logits"),
+        ops.Linear("normed", "token_embd.weight", "logits"),
     )
     layout = toy_layout(rich, block_size=BLOCK_SIZE)
     inputs = step_inputs([toy_sequence(TOKENS, [0, 1, 2])], block_size=BLOCK_SIZE)
