@@ -9,7 +9,9 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -476,3 +478,26 @@ def test_environment_with_an_unknown_isa() -> None:
     result = isa_of_new_process("sse9")
     assert result.returncode != 0
     assert "OCTAVO_ISA: isa 'sse9' is unknown; this machine has: portable" in result.stderr
+
+
+# --- memory ---
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_the_pools_pages_come_in_the_background_and_lose_nothing() -> None:
+    program = toy_program()
+    layout = toy_layout(program, block_size=16, num_blocks=10_000)
+    before = _resident_bytes()
+    executor = NativeExecutor(program, layout, num_threads=2, max_num_tokens=16)
+    executor.kv[:, ::5000] = 1  # meanwhile, where pages may be just about to come
+    deadline = time.monotonic() + 60
+    while _resident_bytes() - before < layout.num_bytes * 0.99 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert _resident_bytes() - before >= layout.num_bytes * 0.99
+    assert (executor.kv[:, ::5000] == 1).all()
+    assert not executor.kv[:, 1::5000].any()
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
