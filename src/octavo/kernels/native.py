@@ -59,8 +59,8 @@ class NativeExecutor:
     def kv(self) -> npt.NDArray[Any]:
         """The K and V memory itself, of the layout's dtype and shape: layer, block, kv head, K or V, element.
 
-        64-byte aligned and zero at first. Its first blocks, up to 1 GiB, get their pages in the background; others
-        take memory when they are first written.
+        64-byte aligned and zero at first. The first blocks, up to 1 GiB, get their pages in the background;
+        others take memory when they are first written.
         """
         return self._kv
 

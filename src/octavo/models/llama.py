@@ -32,7 +32,7 @@ def build_llama(config: ModelConfig, weights: Mapping[str, Weight]) -> Program:
         _attention(builder, config, layer, factors)
         _output(builder, config, layer, "attended", "x")
         _mlp(builder, config, layer, "x")
-    # No later layer reads the others' rows: from the last K and V on, only those go on whose logits are wanted.
+    # Of the other rows nothing is read any more: only those go on whose logits are wanted.
     last = config.num_layers - 1
     _attention(builder, config, last, factors)
     builder.take_rows("attended", "last_attended")

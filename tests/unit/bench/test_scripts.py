@@ -47,6 +47,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def engines(load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """With one more kind of engine: a script that answers at once."""
     module: ModuleType = load("engines")
+    monkeypatch.setattr(module, "SETTLE_SECONDS", 0)
     script = tmp_path / "engine.py"
     script.write_text(ENGINE.format(folder=str(ROOT / "peers")))
     monkeypatch.setitem(module.KINDS, "fake", module.Kind(script=str(script), package="json", venv=None))
