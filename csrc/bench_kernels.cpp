@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "linear_work.h"
 #include "packed_layout.h"
 #include "thread_team.h"
 
@@ -15,7 +16,6 @@ constexpr int64_t kReadChunk = 1 << 20;
 constexpr int64_t kLoopRounds = 20000;  // about 0.1 ms of arithmetic
 constexpr int64_t kLoopUnits = 200;     // shared among the threads
 constexpr int64_t kPhases = 1000;
-constexpr int64_t kTileChunk = 4;       // as in a step: see executor.cpp
 constexpr double kPassSeconds = 0.01;
 constexpr int64_t kMaxCalls = 2000;     // matmuls in a pass
 
@@ -138,13 +138,14 @@ PackedMatrix LinearTimer::copy_at(int64_t index) const {
 std::vector<double> LinearTimer::measure(int64_t m, int repeats) {
   BenchRows rows(kernels_, type_, m, cols_, rows_);
   const Activations x{rows.values.data(), cols_, rows.groups.data(), rows.units.data()};
+  const PhaseWork work = linear_work(m, num_tiles_, matrix_bytes(), num_threads_);
   ThreadTeam team(num_threads_, kMaxCalls);
   int64_t next = 0;  // copies are used in turn, over all passes
   const auto pass = [&](int64_t num_calls) {
     const int64_t first = next;
     next += num_calls;
     return seconds_of([&] {
-      team.run(std::vector<PhaseWork>(num_calls, PhaseWork{num_tiles_, kTileChunk}),
+      team.run(std::vector<PhaseWork>(num_calls, work),
                [&](int call, int64_t begin, int64_t end, int) {
                  kernels_.linear(copy_at((first + call) % num_copies_), x, m, begin, end, rows.out.data(), rows_,
                                  false);

@@ -4,15 +4,13 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "linear_work.h"
 #include "ops_kernels.h"
 
 namespace octavo {
 namespace {
 
-constexpr int64_t kTileChunk = 4;   // tiles are taken in multiples: a cache line of output, and then some
 constexpr int64_t kRowBlock = 128;  // rows of activations that stay in cache while weights pass
-constexpr int64_t kStreamBytes = 128 << 10;  // of weights a chunk where a step has one row: short ones are read slower
-
 constexpr int64_t kPrefaultBytes = int64_t{1} << 30;  // of K and V; what no request needs should not all take memory
 
 // Tiles [begin, end) as a matrix of their own.
@@ -197,18 +195,13 @@ void Executor::plan(const StepInputs& inputs) {
 
 PhaseWork Executor::work_of(const RowPhase& phase) const { return {num_rows(phase.rows), 1}; }
 
-// The tiles of all linears stand in one line, of which threads take ranges.
 PhaseWork Executor::work_of(const LinearPhase& phase) const {
-  const int64_t rows = num_rows(phase.rows);
-  if (rows == 0) return {0, 1};
   int64_t num_tiles = 0, num_bytes = 0;
   for (const LinearStep& step : phase.steps) {
     num_tiles += step.matrix->num_tiles;
     num_bytes += step.matrix->num_tiles * step.matrix->tile_bytes;
   }
-  if (rows > 1) return {num_tiles, kTileChunk};
-  const int64_t num_chunks = std::max<int64_t>(num_bytes / kStreamBytes, team_.num_threads());
-  return {num_tiles, rounded_up((num_tiles + num_chunks - 1) / num_chunks, kTileChunk)};
+  return linear_work(num_rows(phase.rows), num_tiles, num_bytes, team_.num_threads());
 }
 
 PhaseWork Executor::work_of(const AttentionPhase&) const { return attention_.work(); }
