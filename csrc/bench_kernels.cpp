@@ -35,13 +35,20 @@ std::vector<double> repeated(int repeats, const Measure& measure) {
   return values;
 }
 
-// Rows of activations as a step has them: floats in [-1, 1), and quantised where the weights are.
+// Rows of activations and of outputs as a step has them, on huge pages: floats in [-1, 1), and quantised where the
+// weights are.
 struct BenchRows {
-  std::vector<float> values, units, out;
-  std::vector<QuantizedGroup> groups;
+  std::vector<float> values, units;
+  HugeMemory group_memory, out_memory;
+
+  QuantizedGroup* groups() { return reinterpret_cast<QuantizedGroup*>(group_memory.data()); }
+  float* out() { return reinterpret_cast<float*>(out_memory.data()); }
 
   BenchRows(const KernelTable& kernels, WeightType type, int64_t m, int64_t cols, int64_t num_outputs)
-      : values(m * cols), out(m * num_outputs) {
+      : values(m * cols),
+        units(m),
+        group_memory(m * cols / kGroupSize * sizeof(QuantizedGroup) + 1),
+        out_memory(m * num_outputs * sizeof(float)) {
     uint32_t state = 1;
     for (float& value : values) {
       state = state * 1664525 + 1013904223;  // any spread of values will do
@@ -49,10 +56,8 @@ struct BenchRows {
     }
     if (!is_quantized(type)) return;
     const int64_t num_groups = cols / kGroupSize;
-    groups.resize(m * num_groups);
-    units.resize(m);
     for (int64_t i = 0; i < m; ++i) {
-      kernels.quantize_row(values.data() + i * cols, cols, {groups.data() + i * num_groups, units.data() + i});
+      kernels.quantize_row(values.data() + i * cols, cols, {groups() + i * num_groups, units.data() + i});
     }
   }
 };
@@ -137,7 +142,7 @@ PackedMatrix LinearTimer::copy_at(int64_t index) const {
 
 std::vector<double> LinearTimer::measure(int64_t m, int repeats) {
   BenchRows rows(kernels_, type_, m, cols_, rows_);
-  const Activations x{rows.values.data(), cols_, rows.groups.data(), rows.units.data()};
+  const Activations x{rows.values.data(), cols_, rows.groups(), rows.units.data()};
   const PhaseWork work = linear_work(m, num_tiles_, matrix_bytes(), num_threads_);
   ThreadTeam team(num_threads_, kMaxCalls);
   int64_t next = 0;  // copies are used in turn, over all passes
@@ -147,7 +152,7 @@ std::vector<double> LinearTimer::measure(int64_t m, int repeats) {
     return seconds_of([&] {
       team.run(std::vector<PhaseWork>(num_calls, work),
                [&](int call, int64_t begin, int64_t end, int) {
-                 kernels_.linear(copy_at((first + call) % num_copies_), x, m, begin, end, rows.out.data(), rows_,
+                 kernels_.linear(copy_at((first + call) % num_copies_), x, m, begin, end, rows.out(), rows_,
                                  false);
                });
     });
