@@ -80,7 +80,7 @@ class Fetcher {
 
  private:
   static constexpr int kLine = 64;
-  static constexpr int kMostRuns = 16;  // that are fetched; only blocks of more than a span can have others
+  static constexpr int kMostRuns = 16;  // that are fetched; more there are only in large blocks of many narrow heads
 
   static const char* address(const KVView& kv, int64_t element) {
     return static_cast<const char*>(kv.data) + element * (kv.is_half ? 2 : 4);
