@@ -47,7 +47,7 @@ struct BenchRows {
   BenchRows(const KernelTable& kernels, WeightType type, int64_t m, int64_t cols, int64_t num_outputs)
       : values(m * cols),
         units(m),
-        group_memory(m * cols / kGroupSize * sizeof(QuantizedGroup) + 1),
+        group_memory(m * cols / kGroupSize * sizeof(QuantizedGroup)),
         out_memory(m * num_outputs * sizeof(float)) {
     uint32_t state = 1;
     for (float& value : values) {

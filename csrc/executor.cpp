@@ -10,7 +10,6 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t kRowBlock = 128;  // rows of activations that stay in cache while weights pass
 constexpr int64_t kPrefaultBytes = int64_t{1} << 30;  // of K and V; what no request needs should not all take memory
 
 // Tiles [begin, end) as a matrix of their own.
@@ -326,11 +325,7 @@ void Executor::run_units(const LinearPhase& phase, int64_t begin, int64_t end, i
 
 void Executor::run_tiles(const LinearStep& step, int64_t num_rows, int64_t tile_begin, int64_t tile_end) {
   if (tile_begin >= tile_end) return;
-  for (int64_t begin = 0; begin < num_rows; begin += kRowBlock) {
-    const int64_t count = std::min(kRowBlock, num_rows - begin);
-    multiply(step, tile_begin, tile_end, begin, count, row(step.out, begin) + tile_begin * kTileRows,
-             program_.widths[step.out]);
-  }
+  multiply(step, tile_begin, tile_end, 0, num_rows, row(step.out, 0) + tile_begin * kTileRows, program_.widths[step.out]);
 }
 
 void Executor::find_best(const LinearStep& step, int64_t tile_begin, int64_t tile_end, int thread) {

@@ -10,7 +10,7 @@ namespace octavo {
 
 // Its units are the tiles of all its matrices in one line; num_bytes: of their packed weights. `rows` of activations.
 inline PhaseWork linear_work(int64_t rows, int64_t num_tiles, int64_t num_bytes, int num_threads) {
-  constexpr int64_t kTiles = 4;                 // a cache line of output, and then some
+  constexpr int64_t kTiles = 4;                  // a cache line of output, and then some
   constexpr int64_t kStreamBytes = 128 << 10;  // of weights for one row: shorter pieces are read more slowly
   if (rows == 0) return {0, 1};
   if (rows > 1) return {num_tiles, kTiles};

@@ -19,7 +19,7 @@ QUANTIZED = (WeightType.Q8_0, WeightType.Q4_0, WeightType.Q4_1)
 FLOAT = (WeightType.F32, WeightType.F16, WeightType.BF16)
 TYPES = QUANTIZED + FLOAT
 ROWS = (1, 7, 8, 9, 24, 100)
-BATCHES = (1, 2, 3, 5, 7, 8, 11, 17, 24, 33, 71, 131)
+BATCHES = (1, 2, 3, 5, 7, 8, 11, 17, 24, 33, 71, 131, 137)
 
 
 def has_isa(isa: str) -> bool:

@@ -28,18 +28,17 @@ def build_llama(config: ModelConfig, weights: Mapping[str, Weight]) -> Program:
     builder = ProgramBuilder(config, weights)
     factors = _rope_factors(builder, config, weights)
     builder.embed(EMBEDDING, "x")
-    for layer in range(config.num_layers - 1):
+    x, attended = "x", "attended"
+    for layer in range(config.num_layers):
         _attention(builder, config, layer, factors)
-        _output(builder, config, layer, "attended", "x")
-        _mlp(builder, config, layer, "x")
-    # Of the other rows nothing is read any more: only those go on whose logits are wanted.
-    last = config.num_layers - 1
-    _attention(builder, config, last, factors)
-    builder.take_rows("attended", "last_attended")
-    builder.take_rows("x", "last")
-    _output(builder, config, last, "last_attended", "last")
-    _mlp(builder, config, last, "last")
-    builder.rms_norm("last", "output_norm.weight", "normed")
+        if layer == config.num_layers - 1:
+            # Of the other rows nothing is read any more: only those go on whose logits are wanted.
+            builder.take_rows("attended", "last_attended")
+            builder.take_rows("x", "last")
+            x, attended = "last", "last_attended"
+        _output(builder, config, layer, attended, x)
+        _mlp(builder, config, layer, x)
+    builder.rms_norm(x, "output_norm.weight", "normed")
     head = HEAD if builder.has_weight(HEAD) else EMBEDDING
     builder.linear("normed", head, "logits", config.vocab_size)
     return builder.build()
