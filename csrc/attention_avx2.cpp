@@ -5,8 +5,8 @@
 // reduction is: scores over head_dim ascending; the sum of probabilities lane by lane over tiles, then across lanes;
 // values over positions ascending; spans ascending. None of it depends on the other rows or on the block size.
 //
-// While a span is worked on, the next one is fetched line by line, from all its blocks side by side: they lie anywhere,
-// and no hardware prefetcher follows a block table.
+// While a span is worked on, what follows is fetched line by line, from all blocks of a span side by side: they lie
+// anywhere, and no hardware prefetcher follows a block table.
 #include <math.h>
 
 #include "avx2_math.h"
@@ -38,26 +38,22 @@ struct Block {
   alignas(32) float keep[8], take[8];  // how the rows' values join those of earlier spans
 };
 
-// Brings the next span of an item's kv heads into the second-level cache. The runs of memory in which it lies are read
-// side by side, a line of each in turn: a core that follows one address has too few requests under way.
+// Brings what follows the span at work into the second-level cache: the item's later spans, then the first one of the
+// item after it. The runs of memory in which a span lies are read side by side, a line of each in turn: a core that
+// follows one address has too few requests under way.
 class Fetcher {
  public:
   Fetcher() = default;  // fetches nothing
-  Fetcher(const KVView& kv, const AttentionItem& item, int32_t begin) {
-    // A block that holds more than the span has a run in each panel, others are one run with all their panels.
-    const bool is_part = kv.block_size > kSpan;
-    const int32_t count = item.end - begin < kSpan ? item.end - begin : kSpan;
-    const int32_t num_runs = is_part ? 2 * item.num_heads : (count + kv.block_size - 1) / kv.block_size;
-    const int32_t panel_bytes = (is_part ? kSpan : kv.block_size) * kv.head_dim * (kv.is_half ? 2 : 4);
-    num_runs_ = num_runs < kMostRuns ? num_runs : kMostRuns;
-    run_bytes_ = is_part ? panel_bytes : 2 * panel_bytes * item.num_heads;
-    for (int32_t i = 0; i < num_runs_; ++i) {
-      runs_[i] = is_part ? panel_at(kv, item, begin, i) : block_at(kv, item, begin + i * kv.block_size);
-      touch_pages(runs_[i]);
-    }
+  Fetcher(const KVView& kv, const AttentionItem& item) : kv_(&kv), own_(&item), item_(&item), begin_(item.begin) {
+    go_on();
   }
 
-  // The next `Lines` lines.
+  // Turns to the next span once all of this one is under way: after a short one there may be time for more.
+  void turn() {
+    if (offset_ == run_bytes_) go_on();
+  }
+
+  // The next `Lines` lines of the span.
   template <int Lines>
   void fetch() {
     if (offset_ == run_bytes_) return;
@@ -73,24 +69,56 @@ class Fetcher {
     offset_ = offset;
   }
 
-  // What a short span has left no time for.
-  void fetch_rest() {
-    while (offset_ < run_bytes_) fetch<8>();
+  // What is left of the item's span at `begin`; of all there is, where it has none.
+  void fetch_rest(int32_t begin) {
+    const bool has_span = own_ != nullptr && begin < own_->end;
+    do {
+      if (has_span && (item_ != own_ || begin_ > begin)) return;
+      while (offset_ < run_bytes_) fetch<8>();
+    } while (go_on());
   }
 
  private:
   static constexpr int kLine = 64;
   static constexpr int kMostRuns = 16;  // that are fetched; more there are only in large blocks of many narrow heads
 
-  static const char* address(const KVView& kv, int64_t element) {
-    return static_cast<const char*>(kv.data) + element * (kv.is_half ? 2 : 4);
+  // Turns to the next span; false where there is none.
+  __attribute__((noinline)) bool go_on() {
+    if (item_ == nullptr) return false;
+    begin_ += kSpan;
+    if (item_ != own_ || begin_ >= item_->end) {
+      item_ = item_ == own_ ? own_->next : nullptr;
+      if (item_ == nullptr) return false;
+      begin_ = item_->begin;
+    }
+    look_up_runs();
+    return true;
   }
-  static const char* block_at(const KVView& kv, const AttentionItem& item, int32_t position) {
-    return address(kv, k_panel(kv, item.block_table[position / kv.block_size], item.first_head));
+
+  void look_up_runs() {
+    // A block that holds more than the span has a run in each panel, others are one run with all their panels.
+    const bool is_part = kv_->block_size > kSpan;
+    const int32_t count = item_->end - begin_ < kSpan ? item_->end - begin_ : kSpan;
+    const int32_t num_runs = is_part ? 2 * item_->num_heads : (count + kv_->block_size - 1) / kv_->block_size;
+    const int32_t panel_bytes = (is_part ? kSpan : kv_->block_size) * kv_->head_dim * (kv_->is_half ? 2 : 4);
+    num_runs_ = num_runs < kMostRuns ? num_runs : kMostRuns;
+    run_bytes_ = is_part ? panel_bytes : 2 * panel_bytes * item_->num_heads;
+    run_ = offset_ = 0;
+    for (int32_t i = 0; i < num_runs_; ++i) {
+      runs_[i] = is_part ? panel_at(i) : block_at(begin_ + i * kv_->block_size);
+      touch_pages(runs_[i]);
+    }
   }
-  static const char* panel_at(const KVView& kv, const AttentionItem& item, int32_t position, int32_t panel) {
-    const int64_t first = k_panel(kv, item.block_table[position / kv.block_size], item.first_head);
-    return address(kv, first + (int64_t{panel} * kv.block_size + position % kv.block_size) * kv.head_dim);
+
+  const char* address(int64_t element) const {
+    return static_cast<const char*>(kv_->data) + element * (kv_->is_half ? 2 : 4);
+  }
+  const char* block_at(int32_t position) const {
+    return address(k_panel(*kv_, item_->block_table[position / kv_->block_size], item_->first_head));
+  }
+  const char* panel_at(int32_t panel) const {
+    const int64_t first = k_panel(*kv_, item_->block_table[begin_ / kv_->block_size], item_->first_head);
+    return address(first + (int64_t{panel} * kv_->block_size + begin_ % kv_->block_size) * kv_->head_dim);
   }
 
   // Looking up addresses is slow, so it starts for all pages at once, well before their lines are fetched.
@@ -98,6 +126,10 @@ class Fetcher {
     for (int32_t i = 0; i < run_bytes_; i += 4096) _mm_prefetch(run + i, _MM_HINT_T1);
   }
 
+  const KVView* kv_ = nullptr;
+  const AttentionItem* own_ = nullptr;
+  const AttentionItem* item_ = nullptr;  // whose span is fetched: its own, the next one, or nothing more
+  int32_t begin_ = 0;                    // of that span
   const char* runs_[kMostRuns];
   int32_t num_runs_ = 0, run_bytes_ = 0;
   int32_t run_ = 0, offset_ = 0;  // of the next line
@@ -297,8 +329,10 @@ inline void add_values(const Block& block, const Span<Element>& span, int32_t he
 template <int Rows, class Element>
 void attend(Block& block, const Span<Element>& span, int32_t head_dim, bool is_first, float scale, Fetcher& ahead) {
   const int num_tiles = (block.most + kTilePositions - 1) / kTilePositions;
+  ahead.turn();
   score<Rows>(block.rows, head_dim, span, num_tiles, scale, ahead, block.scores);
   weigh_rows<Rows>(block, head_dim, is_first);
+  ahead.turn();
   constexpr int N = unroll(Rows);
   int32_t d = 0;
   for (; d + 8 * N <= head_dim; d += 8 * N) add_values<Rows, N>(block, span, head_dim, d, is_first, ahead);
@@ -360,18 +394,13 @@ Span<Element> span_in_place(const KVView& kv, const int32_t* block_table, int32_
 
 template <class Element>
 void attend_in_place(const KVView& kv, const AttentionItem& item, float* scores) {
+  Fetcher ahead(kv, item);
   for (int32_t begin = item.begin; begin < item.end; begin += kSpan) {
-    Fetcher ahead;
-    if (begin + kSpan < item.end) {
-      ahead = Fetcher(kv, item, begin + kSpan);
-    } else if (item.next != nullptr) {
-      ahead = Fetcher(kv, *item.next, item.next->begin);
-    }
     for (int32_t i = 0; i < item.num_heads; ++i) {
       const auto span = span_in_place<Element>(kv, item.block_table, item.first_head + i, begin, item.end);
       attend_span(kv, item, item.rows + i * item.num_rows, span, begin, ahead, scores);
     }
-    ahead.fetch_rest();
+    ahead.fetch_rest(begin + kSpan);
   }
 }
 
