@@ -45,6 +45,10 @@ class Fetcher {
  public:
   Fetcher() = default;  // fetches nothing
   Fetcher(const KVView& kv, const AttentionItem& item) : kv_(&kv), own_(&item), item_(&item), begin_(item.begin) {
+    if (item.is_cold) {
+      look_up_runs();
+      while (offset_ < run_bytes_) fetch<8>();
+    }
     go_on();
   }
 

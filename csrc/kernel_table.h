@@ -84,6 +84,7 @@ struct AttentionItem {
   int32_t begin;  // a multiple of kRange
   int32_t end;    // at most begin + kRange
   float scale;
+  bool is_cold;  // nothing of it was fetched before
   const AttentionItem* next;  // what will probably follow, for prefetching; only its place is looked at. Or nullptr
 };
 

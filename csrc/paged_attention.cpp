@@ -3,6 +3,11 @@
 #include <algorithm>
 
 namespace octavo {
+namespace {
+
+constexpr int kFewUnitsAThread = 4;
+
+}  // namespace
 
 PagedAttention::PagedAttention(const KVLayout& layout, int32_t group_heads, int num_threads,
                                const KernelTable& kernels)
@@ -89,6 +94,8 @@ void PagedAttention::attend(const AttentionCall& call, const AttentionUnit& unit
   AttentionItem item = item_of(call, unit, range), item_ahead{};
   item.rows = workspace.rows.data();
   item.num_rows = static_cast<int32_t>(workspace.rows.size()) / unit.num_heads;
+  // Where units are few, most are the first of their thread: no unit before them has fetched ahead.
+  item.is_cold = plan_.units().size() <= static_cast<size_t>(kFewUnitsAThread) * num_threads_;
   if (next != nullptr) {
     item_ahead = item_of(call, *next, next->range);
     item.next = &item_ahead;
