@@ -22,7 +22,7 @@ uint64_t read_words(const uint8_t* data, size_t num_bytes) {
 }  // namespace
 
 const LimitLoops& portable_limit_loops() {
-  static const LimitLoops loops{nullptr, nullptr, &read_words};
+  static const LimitLoops loops{nullptr, nullptr, nullptr, &read_words};
   return loops;
 }
 

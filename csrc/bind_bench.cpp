@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <map>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -45,8 +46,11 @@ std::optional<Rates> loop_rates(const std::string& kind, int num_threads, int re
   require_positive("num_threads", num_threads);
   require_positive("repeats", repeats);
   const octavo::LimitLoops& loops = octavo::limit_loops_of(table_for(isa));
-  if (kind != "fma" && kind != "int8") throw std::invalid_argument("kind: must be fma or int8, got " + kind);
-  const auto loop = kind == "fma" ? loops.fma : loops.int8_multiply_add;
+  const std::map<std::string, int64_t (*)(int64_t)> by_kind{
+      {"fma", loops.fma}, {"int8", loops.int8_multiply_add}, {"groups", loops.int8_groups}};
+  const auto found = by_kind.find(kind);
+  if (found == by_kind.end()) throw std::invalid_argument("kind: must be fma, int8 or groups, got " + kind);
+  const auto loop = found->second;
   if (loop == nullptr) return std::nullopt;
   nb::gil_scoped_release unlocked;
   return octavo::loop_rates(loop, num_threads, repeats);
@@ -92,7 +96,7 @@ void bind_bench(nb::module_& module) {
   module.def("stream_rates", &stream_rates, nb::arg("num_bytes"), nb::arg("num_threads"), nb::arg("repeats"),
              nb::arg("isa") = "", "Bytes a second of reading num_bytes (whole MiB) from memory once, a repetition.");
   module.def("loop_rates", &loop_rates, nb::arg("kind"), nb::arg("num_threads"), nb::arg("repeats"),
-             nb::arg("isa") = "", "Operations a second from registers, a repetition; None where the ISA has no loop.");
+             nb::arg("isa") = "", "Operations a second of a loop, a repetition; None where the ISA has none.");
   module.def("phase_seconds", &phase_seconds, nb::arg("num_threads"), nb::arg("repeats"),
              "Seconds that a phase of the thread team takes beyond its work, a repetition.");
   nb::class_<LinearTimer>(module, "LinearTimer", "A matmul under a clock, on all threads.")

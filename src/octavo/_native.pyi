@@ -102,7 +102,10 @@ def stream_rates(num_bytes: int, num_threads: int, repeats: int, isa: str = "") 
     """Bytes a second of reading num_bytes (whole MiB) from memory once, a repetition."""
 
 def loop_rates(kind: str, num_threads: int, repeats: int, isa: str = "") -> list[float] | None:
-    """Operations a second from registers, a repetition. kind: fma or int8. None where the ISA has no loop."""
+    """Operations a second, a repetition; None where the ISA has no loop.
+
+    kind: fma or int8, from registers; groups, what a matmul of 4-bit weights consists of, from the L1 cache.
+    """
 
 def phase_seconds(num_threads: int, repeats: int) -> list[float]:
     """Seconds that a phase of the thread team takes beyond its work, a repetition."""

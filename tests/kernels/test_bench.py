@@ -20,7 +20,7 @@ def test_reading_has_a_rate_a_repetition(isa: str, num_threads: int) -> None:
     assert all(1e6 < rate < 1e13 for rate in rates)
 
 
-@pytest.mark.parametrize("kind", ["fma", "int8"])
+@pytest.mark.parametrize("kind", ["fma", "int8", "groups"])
 def test_loops_run_where_the_table_has_them(kind: str) -> None:
     assert _native.loop_rates(kind, 1, 1, "portable") is None
     if "avx2" in ISAS:

@@ -40,6 +40,8 @@ class MatmulResult:
     """Weight bytes a second, cold, as a share of the stream."""
     arithmetic_share: float | None
     """Operations a second, warm, as a share of the rate from registers; None where that is unknown."""
+    group_share: float | None
+    """The same of a bare loop of 4-bit groups over the L1 cache; None for other weights too."""
     limit_share: float
     """The time that memory and arithmetic allow, whichever is longer, as a share of the time taken cold."""
 
@@ -63,6 +65,7 @@ def measure_matmul(
         for copies in (1, num_copies)
     )
     is_float = weight_type.group_size == 1
+    has_nibbles = weight_type in (WeightType.Q4_0, WeightType.Q4_1)
 
     def seconds(tokens: int) -> tuple[float, float]:
         return median(warm.measure(tokens, repeats)), median(cold.measure(tokens, repeats))
@@ -70,8 +73,10 @@ def measure_matmul(
     figures = measure_beside(limits, [partial(seconds, tokens) for tokens in num_tokens])
     for tokens, ((warm_seconds, cold_seconds), now) in zip(num_tokens, figures, strict=True):
         rate = now.fma_ops_per_second if is_float else now.int8_ops_per_second
+        group_rate = now.group_ops_per_second if has_nibbles else None
+        num_ops = 2 * rows * cols * tokens
         memory_seconds = data.size / now.stream_bytes_per_second
-        arithmetic_seconds = 0.0 if rate is None else 2 * rows * cols * tokens / rate
+        arithmetic_seconds = 0.0 if rate is None else num_ops / rate
         yield MatmulResult(
             weight_type=weight_type.name,
             rows=rows,
@@ -81,6 +86,7 @@ def measure_matmul(
             warm_seconds=warm_seconds,
             bandwidth_share=memory_seconds / cold_seconds,
             arithmetic_share=None if rate is None else arithmetic_seconds / warm_seconds,
+            group_share=None if group_rate is None else num_ops / group_rate / warm_seconds,
             limit_share=max(memory_seconds, arithmetic_seconds) / cold_seconds,
         )
 

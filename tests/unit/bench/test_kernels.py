@@ -19,6 +19,7 @@ LIMITS = Limits(
     stream_bytes_per_second=2e9,
     fma_ops_per_second=1e10,
     int8_ops_per_second=4e10,
+    group_ops_per_second=3e10,
     phase_seconds=1e-7,
 )
 
@@ -39,6 +40,7 @@ def test_a_look_again_changes_the_rates_of_all_threads(monkeypatch: pytest.Monke
     assert now.stream_bytes_per_second != LIMITS.stream_bytes_per_second
     assert now.stream_bytes_per_second_1 == LIMITS.stream_bytes_per_second_1
     assert (now.int8_ops_per_second is None) == (now.isa == "portable")
+    assert (now.group_ops_per_second is None) == (now.isa == "portable")
 
 
 def test_limits_are_those_around_each_figure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +74,10 @@ def test_matmul_shares(weight_type: WeightType, monkeypatch: pytest.MonkeyPatch)
     rate = 4e10 if weight_type is WeightType.Q4_0 else 1e10
     assert (small.num_tokens, large.num_tokens) == (1, 3)
     assert large.arithmetic_share == pytest.approx(2 * 64 * 96 * 3 / rate / large.warm_seconds)
+    if weight_type is WeightType.Q4_0:
+        assert large.group_share == pytest.approx(2 * 64 * 96 * 3 / 3e10 / large.warm_seconds)
+    else:
+        assert large.group_share is None
     num_bytes = 64 * 96 // weight_type.group_size * weight_type.group_bytes
     assert small.bandwidth_share == pytest.approx(num_bytes / 2e9 / small.cold_seconds)
     ideal = max(num_bytes / 2e9, 2 * 64 * 96 / rate)

@@ -160,6 +160,7 @@ def _print_limits(machine: dict[str, Any], limits: dict[str, Any]) -> None:
             "memory, all": giga(limits["stream_bytes_per_second"], "GB/s"),
             "float32 multiply-add": giga(limits["fma_ops_per_second"], "GFLOP/s"),
             "int8 multiply-add": giga(limits["int8_ops_per_second"], "GOP/s"),
+            "4-bit groups, bare loop": giga(limits["group_ops_per_second"], "GOP/s"),
             "phase of the team": f"{limits['phase_seconds'] * 1e9:.0f} ns",
         }
     )
