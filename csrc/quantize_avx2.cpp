@@ -63,7 +63,8 @@ inline __m256 inverses_of(__m256 factors, float unit) {
   return _mm256_andnot_ps(_mm256_cmp_ps(factors, _mm256_setzero_ps(), _CMP_EQ_OQ), inverses);
 }
 
-// Calls body(first group, count) for eight groups at a time. Of whole eights the compiler knows the count: 1.4 times faster.
+// Calls body(first group, count) for eight groups at a time. Of whole eights the compiler knows the count, which makes
+// them 1.4 times faster.
 template <class Body>
 inline void for_each_batch(int64_t num_groups, const Body& body) {
   int64_t at = 0;

@@ -172,14 +172,20 @@ def _print_matmul(results: list[dict[str, Any]]) -> None:
     titles = {
         "limit_share": "matmul: share of what memory and arithmetic allow, weights from memory",
         "arithmetic_share": "matmul: share of the multiply-add rate, weights in the cache",
+        "group_share": "matmul: share of the bare loop of 4-bit groups, weights in the cache",
     }
     for key, title in titles.items():
         lines: dict[str, list[str]] = {}
         for result in results:
+            if key == "group_share" and result[key] is None:
+                continue
             line = f"{result['weight_type']} {result['rows']}x{result['cols']}"
             share = result[key]
             lines.setdefault(line, []).append("–" if share is None else f"{share:.0%}")
-        print_table(title, ["tokens", *map(str, tokens)], [[name, *cells] for name, cells in lines.items()])
+        if lines:
+            print_table(
+                title, ["tokens", *map(str, tokens)], [[name, *cells] for name, cells in lines.items()]
+            )
 
 
 def _print_attention(results: list[dict[str, Any]]) -> None:
