@@ -47,7 +47,7 @@ class Fetcher {
   Fetcher(const KVView& kv, const AttentionItem& item) : kv_(&kv), own_(&item), item_(&item), begin_(item.begin) {
     if (item.is_cold) {
       look_up_runs();
-      while (offset_ < run_bytes_) fetch<8>();
+      fetch_rest();
     }
     go_on();
   }
@@ -73,30 +73,30 @@ class Fetcher {
     offset_ = offset;
   }
 
-  // What is left of the item's span at `begin`; of all there is, where it has none.
-  void fetch_rest(int32_t begin) {
-    const bool has_span = own_ != nullptr && begin < own_->end;
-    do {
-      if (has_span && (item_ != own_ || begin_ > begin)) return;
-      while (offset_ < run_bytes_) fetch<8>();
-    } while (go_on());
+  // What is left of the span that comes next: the item's at `begin`, or the first of the item after it.
+  void end_span(int32_t begin) {
+    const bool is_beyond = begin < own_->end && (item_ != own_ || begin_ > begin);
+    if (!is_beyond) fetch_rest();
   }
 
  private:
   static constexpr int kLine = 64;
   static constexpr int kMostRuns = 16;  // that are fetched; more there are only in large blocks of many narrow heads
 
-  // Turns to the next span; false where there is none.
-  __attribute__((noinline)) bool go_on() {
-    if (item_ == nullptr) return false;
+  void fetch_rest() {
+    while (offset_ < run_bytes_) fetch<8>();
+  }
+
+  // Turns to the next span, if there is one.
+  __attribute__((noinline)) void go_on() {
+    if (item_ == nullptr) return;
     begin_ += kSpan;
     if (item_ != own_ || begin_ >= item_->end) {
       item_ = item_ == own_ ? own_->next : nullptr;
-      if (item_ == nullptr) return false;
+      if (item_ == nullptr) return;
       begin_ = item_->begin;
     }
     look_up_runs();
-    return true;
   }
 
   void look_up_runs() {
@@ -404,7 +404,7 @@ void attend_in_place(const KVView& kv, const AttentionItem& item, float* scores)
       const auto span = span_in_place<Element>(kv, item.block_table, item.first_head + i, begin, item.end);
       attend_span(kv, item, item.rows + i * item.num_rows, span, begin, ahead, scores);
     }
-    ahead.fetch_rest(begin + kSpan);
+    ahead.end_span(begin + kSpan);
   }
 }
 
