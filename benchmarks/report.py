@@ -26,7 +26,13 @@ from typing import Any
 import resident_memory
 
 from octavo import LLM, SamplingParams
-from octavo.bench.kernels import AttentionResult, HeadShape, measure_attention, measure_matmul
+from octavo.bench.kernels import (
+    AttentionResult,
+    HeadShape,
+    MatmulResult,
+    measure_attention,
+    measure_matmul,
+)
 from octavo.bench.machine import Limits, describe_machine, measure_beside, measure_limits
 from octavo.bench.offline import executor_clock, measure_stream, method_clock
 from octavo.bench.random_model import random_model
@@ -105,18 +111,18 @@ def one_stream(limits: Limits, path: Path, figure: str) -> Iterator[Row]:
 def matmul(limits: Limits) -> Iterator[Row]:
     """The median over rounds and the shapes of SmolLM2's layers."""
     for name, weight_type in WEIGHTS.items():
-        pairs: dict[int, list[tuple[float, float]]] = {}
-        of_bare_loop: dict[int, list[float]] = {}
+        results: dict[int, list[MatmulResult]] = {}
         for rows, cols in ((576, 576), (1536, 576), (576, 1536)) * MATMUL_ROUNDS:
             for result in measure_matmul(weight_type, rows, cols, (16, 32, 128), limits, repeats=5):
-                rate = 2 * rows * cols * result.num_tokens / result.warm_seconds / 1e9
-                pair = (rate, rate / (result.arithmetic_share or math.inf))
-                pairs.setdefault(result.num_tokens, []).append(pair)
-                of_bare_loop.setdefault(result.num_tokens, []).append(result.group_share or math.nan)
-        for num_tokens, own in pairs.items():
-            bound = statistics.median(of_bare_loop[num_tokens])
-            unit = f"GOP/s; {bound:.0%} of the bare loop"
-            yield share_of(f"{name} matmul at M = {num_tokens}, of the int8 rate", own, 0.75, unit)
+                results.setdefault(result.num_tokens, []).append(result)
+        for num_tokens, own in results.items():
+            rates = [2 * r.rows * r.cols * num_tokens / r.warm_seconds / 1e9 for r in own]
+            pairs = [
+                (rate, rate / (r.arithmetic_share or math.inf)) for rate, r in zip(rates, own, strict=True)
+            ]
+            of_bare_loop = statistics.median(r.group_share or math.nan for r in own)
+            unit = f"GOP/s; {of_bare_loop:.0%} of the bare loop"
+            yield share_of(f"{name} matmul at M = {num_tokens}, of the int8 rate", pairs, 0.75, unit)
 
 
 def attention(limits: Limits) -> Iterator[Row]:

@@ -167,25 +167,23 @@ def _print_limits(machine: dict[str, Any], limits: dict[str, Any]) -> None:
 
 
 def _print_matmul(results: list[dict[str, Any]]) -> None:
-    """A table for each share; a line a type and shape, a column a number of tokens."""
+    _print_shares("what memory and arithmetic allow, weights from memory", "limit_share", results)
+    _print_shares("the multiply-add rate, weights in the cache", "arithmetic_share", results)
+    of_groups = [result for result in results if result["group_share"] is not None]
+    if of_groups:
+        _print_shares("the bare loop of 4-bit groups, weights in the cache", "group_share", of_groups)
+
+
+def _print_shares(of_what: str, key: str, results: list[dict[str, Any]]) -> None:
+    """A line a type and shape, a column a number of tokens."""
     tokens = sorted({result["num_tokens"] for result in results})
-    titles = {
-        "limit_share": "matmul: share of what memory and arithmetic allow, weights from memory",
-        "arithmetic_share": "matmul: share of the multiply-add rate, weights in the cache",
-        "group_share": "matmul: share of the bare loop of 4-bit groups, weights in the cache",
-    }
-    for key, title in titles.items():
-        lines: dict[str, list[str]] = {}
-        for result in results:
-            if key == "group_share" and result[key] is None:
-                continue
-            line = f"{result['weight_type']} {result['rows']}x{result['cols']}"
-            share = result[key]
-            lines.setdefault(line, []).append("–" if share is None else f"{share:.0%}")
-        if lines:
-            print_table(
-                title, ["tokens", *map(str, tokens)], [[name, *cells] for name, cells in lines.items()]
-            )
+    lines: dict[str, list[str]] = {}
+    for result in results:
+        line = f"{result['weight_type']} {result['rows']}x{result['cols']}"
+        share = result[key]
+        lines.setdefault(line, []).append("–" if share is None else f"{share:.0%}")
+    rows = [[name, *cells] for name, cells in lines.items()]
+    print_table(f"matmul: share of {of_what}", ["tokens", *map(str, tokens)], rows)
 
 
 def _print_attention(results: list[dict[str, Any]]) -> None:
