@@ -115,7 +115,8 @@ Executor::Executor(const ProgramSource& source, const KVLayout& layout, int num_
 
 // Lays out the activations in one piece of memory: first to count its bytes, then to give out addresses.
 void Executor::allocate_activations() {
-  const int64_t num_groups = max_num_tokens_ * program_.quantized_width / kGroupSize;
+  const int64_t num_rows = std::max<int64_t>(max_num_tokens_, team_.num_threads());
+  const int64_t num_groups = num_rows * program_.quantized_width / kGroupSize;
   buffers_.resize(program_.widths.size());
   for (const bool is_counting : {true, false}) {
     int64_t num_bytes = 0;
@@ -130,7 +131,7 @@ void Executor::allocate_activations() {
       buffers_[i] = take_floats(num_rows * program_.widths[i]);
     }
     groups_ = reinterpret_cast<QuantizedGroup*>(take(num_groups * sizeof(QuantizedGroup)));
-    units_ = take_floats(max_num_tokens_);
+    units_ = take_floats(num_rows);
     if (is_counting) activation_memory_ = HugeMemory(num_bytes);
   }
 }
@@ -183,8 +184,11 @@ void Executor::plan(const StepInputs& inputs) {
   attention_.plan(inputs);
   phase_work_.assign(1, {inputs.copies.size > 0 ? layout_.num_layers : 0, 1});
   for (const Phase& phase : program_.phases) {
+    const auto* linear = std::get_if<LinearPhase>(&phase);
+    if (linear != nullptr && has_own_rows(*linear)) phase_work_.back() = {0, 1};
     phase_work_.push_back(std::visit([this](const auto& any) { return work_of(any); }, phase));
   }
+  own_row_of_.assign(team_.num_threads(), 0);
   int64_t num_positions = 0;
   for (int64_t seq = 0; seq < inputs.num_seqs(); ++seq) {
     num_positions = std::max<int64_t>(num_positions, inputs.context_lens[seq]);
@@ -218,6 +222,7 @@ void Executor::run_units(int phase, int64_t begin, int64_t end, int thread) {
     copy_blocks(begin, end);
     return;
   }
+  prepare_own_row(phase, thread);
   std::visit([&](const auto& any) { run_units(any, begin, end, thread); }, program_.phases[phase - 1]);
 }
 
@@ -281,7 +286,11 @@ void Executor::run_step(const NormRow& step, int64_t row, int thread) {
 }
 
 void Executor::run_step(const QuantizeRow& step, int64_t row, int thread) {
-  kernels_.quantize_row(this->row(step.x, row, thread), program_.widths[step.x], quantized_row(step.x, row));
+  quantize(step, row, thread, row);
+}
+
+void Executor::quantize(const QuantizeRow& step, int64_t row, int thread, int64_t to) {
+  kernels_.quantize_row(this->row(step.x, row, thread), program_.widths[step.x], quantized_row(step.x, to));
 }
 
 void Executor::run_step(const RopeRow& step, int64_t row, int thread) {
@@ -308,34 +317,55 @@ void Executor::run_step(const TakeRow& step, int64_t row, int thread) {
               program_.widths[step.x] * 4);
 }
 
+// Of one row each thread makes its own copy: that takes less time than a barrier and the row's way to another core.
+bool Executor::has_own_rows(const LinearPhase& phase) const {
+  return phase.has_own_rows && num_rows(phase.rows) == 1 && team_.num_threads() > 1;
+}
+
+void Executor::prepare_own_row(int phase, int thread) {
+  const auto* linear = std::get_if<LinearPhase>(&program_.phases[phase - 1]);
+  if (linear == nullptr || own_row_of_[thread] == phase || !has_own_rows(*linear)) return;
+  for (const RowStep& any : std::get<RowPhase>(program_.phases[phase - 2]).steps) {
+    if (const auto* last = std::get_if<QuantizeRow>(&any)) {
+      quantize(*last, 0, thread, thread);
+    } else {
+      std::visit([&](const auto& step) { run_step(step, 0, thread); }, any);
+    }
+  }
+  own_row_of_[thread] = phase;
+}
+
 void Executor::run_units(const LinearPhase& phase, int64_t begin, int64_t end, int thread) {
+  const int64_t first_row = has_own_rows(phase) ? thread : 0;
   int64_t first = 0;  // of the linear's tiles in the line
   for (const LinearStep& step : phase.steps) {
     const int64_t tiles = step.matrix->num_tiles;
     const int64_t tile_begin = std::clamp<int64_t>(begin - first, 0, tiles);
     const int64_t tile_end = std::clamp<int64_t>(end - first, 0, tiles);
     if (is_best_only_ && step.out == program_.logits) {
-      find_best(step, tile_begin, tile_end, thread);
+      find_best(step, first_row, tile_begin, tile_end, thread);
     } else {
-      run_tiles(step, num_rows(phase.rows), tile_begin, tile_end);
+      run_tiles(step, first_row, num_rows(phase.rows), tile_begin, tile_end);
     }
     first += tiles;
   }
 }
 
-void Executor::run_tiles(const LinearStep& step, int64_t num_rows, int64_t tile_begin, int64_t tile_end) {
+void Executor::run_tiles(const LinearStep& step, int64_t first_row, int64_t num_rows, int64_t tile_begin,
+                         int64_t tile_end) {
   if (tile_begin >= tile_end) return;
-  multiply(step, tile_begin, tile_end, 0, num_rows, row(step.out, 0) + tile_begin * kTileRows, program_.widths[step.out]);
+  float* out = row(step.out, 0) + tile_begin * kTileRows;
+  multiply(step, tile_begin, tile_end, first_row, num_rows, out, program_.widths[step.out]);
 }
 
-void Executor::find_best(const LinearStep& step, int64_t tile_begin, int64_t tile_end, int thread) {
+void Executor::find_best(const LinearStep& step, int64_t first_row, int64_t tile_begin, int64_t tile_end, int thread) {
   constexpr int64_t kTiles = BestLogits::kTokens / kTileRows;
   for (int64_t tile = tile_begin; tile < tile_end; tile += kTiles) {
     const int64_t end = std::min(tile + kTiles, tile_end), first = tile * kTileRows;
     const int64_t num_tokens = std::min(end * kTileRows, step.matrix->rows) - first;
     for (int64_t begin = 0; begin < inputs_.num_logits(); begin += BestLogits::kRows) {
       const int64_t count = std::min(BestLogits::kRows, inputs_.num_logits() - begin);
-      multiply(step, tile, end, begin, count, best_.piece(thread), BestLogits::kTokens);
+      multiply(step, tile, end, first_row + begin, count, best_.piece(thread), BestLogits::kTokens);
       best_.look_through(thread, begin, count, num_tokens, first);
     }
   }

@@ -50,6 +50,8 @@ class Executor {
   PhaseWork work_of(const AttentionPhase& phase) const;
   void run_phases(const StepInputs& inputs, bool is_best_only);
   bool ends_with_head() const;
+  bool has_own_rows(const LinearPhase& phase) const;
+  void prepare_own_row(int phase, int thread);
 
   PhaseKind kind_of(int phase) const;
   // Units [begin, end) of a phase: layers, rows, tiles, pieces of attention.
@@ -58,8 +60,9 @@ class Executor {
   void run_units(const RowPhase& phase, int64_t begin, int64_t end, int thread);
   void run_units(const LinearPhase& phase, int64_t begin, int64_t end, int thread);
   void run_units(const AttentionPhase& phase, int64_t begin, int64_t end, int thread);
-  void run_tiles(const LinearStep& step, int64_t num_rows, int64_t tile_begin, int64_t tile_end);
-  void find_best(const LinearStep& step, int64_t tile_begin, int64_t tile_end, int thread);
+  // first_row: of the quantised rows.
+  void run_tiles(const LinearStep& step, int64_t first_row, int64_t num_rows, int64_t tile_begin, int64_t tile_end);
+  void find_best(const LinearStep& step, int64_t first_row, int64_t tile_begin, int64_t tile_end, int thread);
   // Rows [begin, begin + count) by tiles of the step's matrix; `out` is the place of the first of them.
   void multiply(const LinearStep& step, int64_t tile_begin, int64_t tile_end, int64_t begin, int64_t count, float* out,
                 int64_t out_stride) const;
@@ -68,6 +71,7 @@ class Executor {
   void run_step(const EmbedRow& step, int64_t row, int thread);
   void run_step(const NormRow& step, int64_t row, int thread);
   void run_step(const QuantizeRow& step, int64_t row, int thread);
+  void quantize(const QuantizeRow& step, int64_t row, int thread, int64_t to);  // into quantised row `to`
   void run_step(const RopeRow& step, int64_t row, int thread);
   void run_step(const WriteRow& step, int64_t row, int thread);
   void run_step(const GateRow& step, int64_t row, int thread);
@@ -103,6 +107,7 @@ class Executor {
 
   StepInputs inputs_{};  // of the run at hand
   std::vector<PhaseWork> phase_work_;  // the first phase is the block copies
+  std::vector<int> own_row_of_;        // [thread] the phase for which it has prepared a row of its own
   bool is_best_only_ = false;  // of the run at hand
   BestLogits best_{team_.num_threads()};
   std::atomic<bool> is_running_{false};

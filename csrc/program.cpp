@@ -50,9 +50,32 @@ class Traffic {
     is_local_.assign(program.widths.size(), true);
     is_local_[program.logits] = false;
     for (Phase& phase : program.phases) std::visit([this](auto& any) { look_at(any); }, phase);
+    for (size_t i = 1; i < program.phases.size(); ++i) {
+      auto* linear = std::get_if<LinearPhase>(&program.phases[i]);
+      const bool is_alone = i + 1 == program.phases.size() || !std::holds_alternative<LinearPhase>(program.phases[i + 1]);
+      if (linear != nullptr && is_alone) linear->has_own_rows = is_private(program.phases[i - 1], *linear);
+    }
   }
 
  private:
+  // Whether a phase writes local buffers and quantised rows alone, and reads nothing that the linears after it write.
+  bool is_private(const Phase& phase, const LinearPhase& next) const {
+    const auto* rows = std::get_if<RowPhase>(&phase);
+    if (rows == nullptr) return false;
+    for (const LinearStep& step : next.steps) {
+      if (std::count(rows->inputs.begin(), rows->inputs.end(), step.out) > 0) return false;
+    }
+    bool does_quantize = false;
+    for (const RowStep& step : rows->steps) {
+      if (std::holds_alternative<WriteRow>(step)) return false;
+      does_quantize |= std::holds_alternative<QuantizeRow>(step);
+      for (const int buffer : std::visit(RowAccessOf{}, step).writes) {
+        if (!is_local_[buffer]) return false;
+      }
+    }
+    return does_quantize;
+  }
+
   void look_at(RowPhase& phase) {
     std::set<int> inputs, own;
     for (const RowStep& step : phase.steps) {

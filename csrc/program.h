@@ -67,6 +67,8 @@ struct LinearStep {
 struct LinearPhase {
   Rows rows;
   std::vector<LinearStep> steps;
+  // Whether the row phase before it does nothing but quantise its input: no harm if every thread does that for itself.
+  bool has_own_rows = false;
 };
 
 struct AttentionPhase {

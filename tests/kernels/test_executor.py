@@ -22,7 +22,7 @@ from octavo import kernels
 from octavo.batch import BlockCopy, ScheduledSequence
 from octavo.kernels.executor import StepInputs
 from octavo.kernels.native import NativeExecutor
-from octavo.kernels.ops import Add, Attention, Embed, KVWrite, Linear, Op, Program, RmsNorm, Rope
+from octavo.kernels.ops import Add, Attention, Embed, KVWrite, Linear, Op, Program, RmsNorm, Rope, TakeRows
 from octavo.kernels.reference import ReferenceExecutor
 from octavo.kernels.weights import WeightType
 from support.toy import step_inputs, toy_layout, toy_program, toy_sequence
@@ -218,6 +218,21 @@ def test_any_number_of_threads(isa: str, weight_type: WeightType, num_threads: i
 
 
 @every_isa
+@every_type
+@pytest.mark.parametrize("num_threads", [2, 3, 7])
+def test_a_lone_token_for_any_number_of_threads(isa: str, weight_type: WeightType, num_threads: int) -> None:
+    program = toy_program(weight_type=weight_type, biases=True)
+    (sequence,) = sequences((9,), 16)
+    one = native(program, isa=isa, num_threads=1)
+    team = native(program, isa=isa, num_threads=num_threads, max_num_tokens=1)
+    for position in range(len(sequence.tokens)):
+        inputs = step_inputs([sequence.share(position, position + 1)], block_size=16)
+        np.testing.assert_array_equal(team.run(inputs), one.run(inputs))
+        for best, expected in zip(team.run_best(inputs), one.run_best(inputs), strict=True):
+            np.testing.assert_array_equal(best, expected)
+
+
+@every_isa
 def test_copied_blocks_hold_the_same_bits(isa: str) -> None:
     program = toy_program()
     executor = native(program, 4, isa=isa)
@@ -243,6 +258,24 @@ def test_fused_or_op_by_op(isa: str, weight_type: WeightType) -> None:
             ops.append(RmsNorm(op.y, norm, "unused", 1e-5))
     separate = dataclasses.replace(program, ops=tuple(ops), buffers={**program.buffers, "unused": 64})
     check_same_bits(native(separate, isa=isa), native(program, isa=isa))
+
+
+@every_isa
+def test_a_matmul_that_adds_to_what_its_own_row_was_made_of(isa: str) -> None:
+    """A thread that comes late must not make its row of sums that others have begun to write."""
+    program = toy_program(weight_type=WeightType.Q4_1, hidden_size=256, num_heads=16, num_kv_heads=2)
+    embed, *_, norm, head = program.ops
+    block = (
+        RmsNorm("x", "blk.0.attn_norm.weight", "normed", 1e-5),
+        Linear("normed", "blk.0.attn_q.weight", "projected"),
+        Add("x", "projected"),
+    )
+    program = dataclasses.replace(program, ops=(embed, *block * 40, TakeRows("x", "last"), norm, head))
+    one, team = native(program, isa=isa, num_threads=1), native(program, isa=isa, num_threads=7)
+    inputs = step_inputs([sequences((1,), 16)[0].share(0, 1)], block_size=16)
+    expected = one.run(inputs).copy()
+    for _ in range(20):
+        np.testing.assert_array_equal(team.run(inputs), expected)
 
 
 @every_isa
