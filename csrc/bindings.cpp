@@ -136,27 +136,30 @@ nb::object run(nb::handle self, const AnyArray& token_ids, const AnyArray& posit
 
 // A numpy array with memory of its own.
 template <class T>
-nb::ndarray<nb::numpy, T> new_array(size_t size) {
-  T* data = new T[size];
+nb::ndarray<nb::numpy, T> new_array(size_t rows, size_t cols) {
+  T* data = new T[rows * cols];
   const nb::capsule owner(data, [](void* memory) noexcept { delete[] static_cast<T*>(memory); });
-  return nb::ndarray<nb::numpy, T>(data, {size}, owner);
+  return nb::ndarray<nb::numpy, T>(data, {rows, cols}, owner);
 }
 
 nb::tuple run_best(Executor& executor, const AnyArray& token_ids, const AnyArray& positions,
                    const AnyArray& slot_mapping, const AnyArray& block_tables, const AnyArray& query_start,
-                   const AnyArray& context_lens, const AnyArray& logits_rows, const AnyArray& copies) {
+                   const AnyArray& context_lens, const AnyArray& logits_rows, const AnyArray& copies,
+                   int64_t num_rounds, const std::vector<int32_t>& stop_token_ids) {
   const StepInputs inputs = inputs_from(token_ids, positions, slot_mapping, block_tables, query_start, context_lens,
                                         logits_rows, copies);
+  const IntSpan stop_ids{stop_token_ids.data(), static_cast<int64_t>(stop_token_ids.size())};
   std::vector<BestLogit> best;
   {
     nb::gil_scoped_release unlocked;
-    best = executor.run_best(inputs);
+    best = executor.run_best(inputs, num_rounds, stop_ids);
   }
-  auto ids = new_array<int32_t>(best.size());
-  auto logits = new_array<float>(best.size());
-  for (size_t row = 0; row < best.size(); ++row) {
-    ids.data()[row] = best[row].id;
-    logits.data()[row] = best[row].logit;
+  const size_t num_rows = inputs.num_logits(), rounds_done = num_rows == 0 ? 1 : best.size() / num_rows;
+  auto ids = new_array<int32_t>(rounds_done, num_rows);
+  auto logits = new_array<float>(rounds_done, num_rows);
+  for (size_t i = 0; i < best.size(); ++i) {
+    ids.data()[i] = best[i].id;
+    logits.data()[i] = best[i].logit;
   }
   return nb::make_tuple(ids, logits);
 }
@@ -176,7 +179,10 @@ void bind_executor(nb::module_& m) {
           nb::arg("program"), nb::arg("layout"), nb::kw_only(), nb::arg("num_threads"), nb::arg("max_num_tokens"),
           nb::arg("isa") = nb::none())
       .def("run", &run)
-      .def("run_best", &run_best)
+      .def("run_best", &run_best, nb::arg("token_ids"), nb::arg("positions"), nb::arg("slot_mapping"),
+           nb::arg("block_tables"), nb::arg("query_start"), nb::arg("context_lens"), nb::arg("logits_rows"),
+           nb::arg("copies"), nb::kw_only(), nb::arg("num_rounds") = 1,
+           nb::arg("stop_token_ids") = std::vector<int32_t>())
       .def("measure_phases", [](Executor& self, bool on) { self.phase_times().turn(on); }, nb::arg("on"))
       .def("phase_times",
            [](Executor& self) {

@@ -1,11 +1,13 @@
 #include "executor.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
 #include "linear_work.h"
 #include "ops_kernels.h"
+#include "rounds.h"
 
 namespace octavo {
 namespace {
@@ -91,6 +93,17 @@ void prefetch_slot(const KVView& kv, int64_t slot) {
   }
 }
 
+bool are_finite(const std::vector<BestLogit>& best) {
+  return std::all_of(best.begin(), best.end(), [](const BestLogit& any) { return std::isfinite(any.logit); });
+}
+
+// Whether no round may follow the one that gave these.
+bool does_end(const std::vector<BestLogit>& best, const IntSpan& stop_ids) {
+  const int32_t* end = stop_ids.data + stop_ids.size;
+  const auto stops = [&](const BestLogit& any) { return std::find(stop_ids.data, end, any.id) != end; };
+  return !are_finite(best) || std::any_of(best.begin(), best.end(), stops);
+}
+
 int64_t rounded_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 }  // namespace
@@ -142,8 +155,20 @@ const float* Executor::run(const StepInputs& inputs) {
   return buffers_[program_.logits];
 }
 
-std::vector<BestLogit> Executor::run_best(const StepInputs& inputs) {
+std::vector<BestLogit> Executor::run_best(const StepInputs& inputs, int64_t num_rounds, const IntSpan& stop_ids) {
   const Turn turn(is_running_);
+  Rounds rounds(inputs, num_rounds, layout_.block_size);
+  std::vector<BestLogit> last = best_of_step(inputs), all = last;
+  while (--num_rounds > 0 && !does_end(last, stop_ids)) {
+    rounds.advance(last.data());
+    last = best_of_step(rounds.inputs());
+    if (!are_finite(last)) break;
+    all.insert(all.end(), last.begin(), last.end());
+  }
+  return all;
+}
+
+std::vector<BestLogit> Executor::best_of_step(const StepInputs& inputs) {
   const bool is_best_only = ends_with_head();
   run_phases(inputs, is_best_only);
   if (is_best_only) return best_.result();

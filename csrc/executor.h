@@ -29,8 +29,10 @@ class Executor {
   // written, and std::runtime_error while another run is under way.
   const float* run(const StepInputs& inputs);
 
-  // The same step, of whose logits only the best of each row is kept: [num_logits]. The others are not stored.
-  std::vector<BestLogit> run_best(const StepInputs& inputs);
+  // The same step, of whose logits only the best of each row is kept. Then up to num_rounds - 1 steps more, in each
+  // of which every sequence computes the token that the one before gave it (see Rounds): until one gives a token of
+  // stop_ids, or would give what is not finite; that one is left out. Returns [rounds][num_logits].
+  std::vector<BestLogit> run_best(const StepInputs& inputs, int64_t num_rounds, const IntSpan& stop_ids);
 
   // Calls body(item, thread) for items [0, num_items), shared out among the team. Throws as run does.
   void for_each(int64_t num_items, const std::function<void(int64_t item, int thread)>& body);
@@ -49,6 +51,7 @@ class Executor {
   PhaseWork work_of(const LinearPhase& phase) const;
   PhaseWork work_of(const AttentionPhase& phase) const;
   void run_phases(const StepInputs& inputs, bool is_best_only);
+  std::vector<BestLogit> best_of_step(const StepInputs& inputs);
   bool ends_with_head() const;
   bool has_own_rows(const LinearPhase& phase) const;
   void prepare_own_row(int phase, int thread);

@@ -42,8 +42,11 @@ class Executor:
         context_lens: npt.NDArray[np.int32],
         logits_rows: npt.NDArray[np.int32],
         copies: npt.NDArray[np.int32],
+        *,
+        num_rounds: int = 1,
+        stop_token_ids: Sequence[int] = (),
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """The step of run, and of its logits each row's argmax [R] and the logit there [R]."""
+        """See octavo.kernels.executor.Executor.run_best."""
 
     def measure_phases(self, on: bool) -> None:
         """Whether the time of steps is taken by kind of phase; off at first."""

@@ -61,6 +61,11 @@ class SampleRow:
         is_changed = params.logit_bias or params.has_penalties or self.masks_stops
         return params.is_greedy and params.logprobs is None and not is_changed
 
+    @property
+    def can_run_on(self) -> bool:
+        """Whether the tokens after this one are chosen alike, and tokens alone decide when to stop."""
+        return self.takes_best and not self.params.stop
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
@@ -75,6 +80,11 @@ class ScheduledBatch:
     num_tokens: int
     admitted: tuple[str, ...] = ()
     """Requests that are scheduled for the first time."""
+    num_rounds: int = 1
+    """Most times that the step is done in a row, each sequence computing the token that it got the time
+    before. Above 1 only where each has one token, and blocks for those to come."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that may end a sequence: a round that gives one is the last."""
 
     @property
     def is_empty(self) -> bool:
@@ -85,13 +95,22 @@ class ScheduledBatch:
         """Whether all samples do: then the logits need not be kept."""
         return all(sample.takes_best for sample in self.samples)
 
+    def num_rounds_of(self, tokens: SampledTokens) -> int:
+        """How many rounds gave them. Raises ValueError unless they are the samples', once for each round."""
+        expected = [sample.seq_id for sample in self.samples]
+        num_rounds = max(len(tokens.tokens) // len(expected), 1) if expected else 1
+        if num_rounds > self.num_rounds or [t.seq_id for t in tokens.tokens] != expected * num_rounds:
+            raise ValueError("tokens do not belong to the batch's samples")
+        return num_rounds
+
 
 @dataclass(frozen=True, slots=True)
 class BestTokens:
-    """The likeliest token of each row of logits, which were not kept."""
+    """The likeliest token of each row of logits, which were not kept, round by round."""
 
-    token_ids: Sequence[int]
-    logits: Sequence[float]
+    token_ids: Sequence[Sequence[int]]
+    """[round][row]; one round or more."""
+    logits: Sequence[Sequence[float]]
     """Of those tokens. Not finite where the row's logits are no numbers."""
 
 
@@ -115,7 +134,7 @@ class SampledToken:
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
     tokens: tuple[SampledToken, ...]
-    """In the order of ScheduledBatch.samples."""
+    """In the order of ScheduledBatch.samples, as many times as there were rounds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,6 +182,27 @@ def test_forked_in_a_pool_too_small_for_all(toy_path, cold) -> None:  # type: ig
     harness.assert_drained()
 
 
+@pytest.mark.parametrize("max_rounds", [2, 8])
+@pytest.mark.parametrize("block_size", [4, 16, 64])
+def test_several_rounds_a_step(toy_path, cold, block_size, max_rounds) -> None:  # type: ignore[no-untyped-def]
+    """Log-probabilities would keep a step to one round, so here tokens and texts are compared alone."""
+    params = with_changes(GREEDY, logprobs=None, max_tokens=33)
+    prompts = [prompt(1 + (37 * i) % 101, seed=i) for i in range(8)]
+    harness = Harness(toy_path, block_size=block_size, num_blocks=2048 // block_size, max_rounds=max_rounds)
+    for i, tokens in enumerate(prompts):
+        harness.add(str(i), tokens, with_changes(params, max_tokens=33 - 3 * (i % 2)))
+    harness.run()
+    assert harness.num_steps < 33
+    for i, tokens in enumerate(prompts):
+        expected = cold.answer(tokens, with_changes(params, max_tokens=33 - 3 * (i % 2)))
+        assert harness.answers[str(i)][0] == expected
+    for i, tokens in enumerate(prompts):
+        harness.answer(tokens, params, request_id=f"again-{i}")
+        assert harness.num_cached[f"again-{i}"] == len(tokens) - 1
+        assert harness.answers[f"again-{i}"][0] == cold.answer(tokens, params)
+    harness.assert_drained()
+
+
 @pytest.mark.parametrize("kv_cache_dtype", ["float16", "float32"])
 def test_everything_at_once_over_random_schedules(toy_path, kv_cache_dtype) -> None:  # type: ignore[no-untyped-def]
     """Random arrivals, shared prefixes, forks, preemptions, chunks, threads and block sizes, all mixed."""
@@ -198,6 +219,7 @@ def test_everything_at_once_over_random_schedules(toy_path, kv_cache_dtype) -> N
             num_threads=rng.choice([1, 2]),
             kv_cache_dtype=kv_cache_dtype,
             max_num_seqs=8,
+            max_rounds=rng.choice([1, 8]),
         )
         stem = prompt(60, seed=seed)
         asked = {}
@@ -206,7 +228,9 @@ def test_everything_at_once_over_random_schedules(toy_path, kv_cache_dtype) -> N
                 rng.randint(1, 20), seed=rng.random()
             )  # type: ignore[arg-type]
             params = with_changes(
-                rng.choice([GREEDY, SEEDED]), n=rng.choice([1, 1, 3]), max_tokens=rng.randint(1, 16)
+                rng.choice([GREEDY, SEEDED, with_changes(GREEDY, logprobs=None)]),
+                n=rng.choice([1, 1, 3]),
+                max_tokens=rng.randint(1, 16),
             )
             asked[str(i)] = (tokens, params)
             harness.add(str(i), tokens, params)

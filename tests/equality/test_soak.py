@@ -23,7 +23,7 @@ def catalogue(rng: random.Random) -> list[tuple[list[int], SamplingParams]]:
         stem = rng.choice(stems)
         tokens = stem[: rng.randint(0, 24)] + rng.choices(range(512), k=rng.randint(1, 16))
         params = dataclasses.replace(
-            rng.choice([GREEDY, SEEDED]),
+            rng.choice([GREEDY, SEEDED, dataclasses.replace(GREEDY, logprobs=None)]),
             max_tokens=rng.randint(1, 20),
             n=rng.choice([1, 1, 1, 2, 3]),
             ignore_eos=rng.random() < 0.5,
@@ -36,7 +36,12 @@ def test_soak(toy_path: Path) -> None:
     rng = random.Random(7)
     entries = catalogue(rng)
     harness = Harness(
-        toy_path, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, max_num_seqs=16, max_num_batched_tokens=48
+        toy_path,
+        block_size=BLOCK_SIZE,
+        num_blocks=NUM_BLOCKS,
+        max_num_seqs=16,
+        max_num_batched_tokens=48,
+        max_rounds=4,
     )
     asked: dict[str, int] = {}
     aborted: set[str] = set()

@@ -18,7 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from octavo.cache.block_table import BlockTable
-from octavo.cache.kv_cache import KVCacheManager, RoomToEnd
+from octavo.cache.kv_cache import KVCacheManager
+from octavo.cache.promises import RoomToEnd
 from support.paged_memory import PagedMemory, chain
 
 NUM_RULES = 100_000
@@ -164,6 +165,27 @@ class KVCacheMachine(RuleBasedStateMachine):
         life.blocks = list(life.table.blocks)
         self.cache.publish(life.table, life.token_ids, end)
 
+    @precondition(lambda self: self.is_open)
+    @rule(num_tokens=st.integers(1, 20))
+    def reserve_ahead(self, num_tokens: int) -> None:
+        """Those that the step writes get blocks for what is to come: all of them, or none."""
+        lives = [life for life in self.lives.values() if life.is_touched and not life.is_parent]
+        before, size = self._snapshot(), self.cache.block_size
+        promises = {id(life.table.promise): life.table.promise for life in lives}
+        num_new: Counter[int] = Counter()
+        for life in lives:
+            num_blocks = -(-(len(life.token_ids) + num_tokens) // size)
+            num_new[id(life.table.promise)] += max(num_blocks - len(life.blocks), 0)
+        promised = {key: promise.remaining if promise else 0 for key, promise in promises.items()}
+        num_needed = sum(max(count - promised[key], 0) for key, count in num_new.items())
+        fits = num_needed <= self._num_available_before(before)
+        assert self.cache.reserve_ahead({li.table: len(li.token_ids) + num_tokens for li in lives}) == fits
+        if not fits:
+            assert self._snapshot() == before
+        self._count("ahead" if fits else "no room ahead")
+        for life in lives:
+            life.blocks = list(life.table.blocks)
+
     @precondition(lambda self: self.lives)
     @rule(which=numbers)
     def fork(self, which: int) -> None:
@@ -173,9 +195,10 @@ class KVCacheMachine(RuleBasedStateMachine):
             self._count("busy")
             return
         self._count("fork")
-        twin = Life(self.cache.fork(life.table), list(life.token_ids), life.namespace, list(life.blocks), 0)
+        blocks = life.blocks[: -(-len(life.token_ids) // self.cache.block_size)]
+        twin = Life(self.cache.fork(life.table), list(life.token_ids), life.namespace, blocks, 0)
         twin.is_fork = life.is_parent = True
-        assert twin.table.blocks == life.table.blocks
+        assert twin.table.blocks == blocks
         self._admit(twin)
 
     @precondition(lambda self: self.lives)
@@ -350,5 +373,5 @@ def test_kv_cache_against_dictionaries() -> None:
     happened = {event for event, count in tally.events.items() if count > 20}
     assert happened >= {
         "match", "allocate", "hit", "part", "refused", "append", "copy-on-write", "full", "fork", "free",
-        "publish", "commit", "rollback", "abort in flight", "evict",
+        "publish", "commit", "rollback", "abort in flight", "evict", "ahead", "no room ahead",
     }  # fmt: skip

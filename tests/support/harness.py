@@ -28,7 +28,7 @@ class Answer:
 class Harness:
     """An engine with integrity checks after every step."""
 
-    def __init__(self, model: Path | str, **options: object) -> None:
+    def __init__(self, model: Path | str, *, max_rounds: int = 1, **options: object) -> None:
         options.setdefault("num_threads", 1)
         options.setdefault("num_blocks", 128)
         self.assembly = assemble(EngineConfig.from_options(str(model), debug_checks=True, **options))
@@ -37,6 +37,7 @@ class Harness:
         self.answers: dict[str, list[Answer]] = {}
         self.num_cached: dict[str, int] = {}
         self.errors: dict[str, str] = {}
+        self.max_rounds = max_rounds
         self.num_steps = 0
         self.max_running = 0
 
@@ -47,7 +48,7 @@ class Harness:
         self.answers[request_id] = [Answer() for _ in range(params.n)]
 
     def step(self) -> list[RequestDelta]:
-        deltas = self.engine.step()
+        deltas = self.engine.step(self.max_rounds)
         self.num_steps += 1
         self.max_running = max(self.max_running, self.stats.num_running)
         for delta in deltas:

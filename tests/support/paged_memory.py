@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 from octavo.batch import BlockCopy, SampledToken, SampledTokens, ScheduledBatch
 
@@ -65,10 +66,22 @@ class PagedMemory:
         return [self.blocks[table[position // size]][position % size] for position in range(num_tokens)]
 
     def run(self, batch: ScheduledBatch, seeds: Sequence[Hashable] = ()) -> SampledTokens:
-        """One step: copies in order, then all writes, then the tokens of the sample rows.
+        """A batch's rounds: each as a step of its own, on what the one before gave.
 
         `seeds` are by sequence id, "" where it is shorter.
         """
+        tokens = self._run_once(batch, seeds)
+        given = tokens
+        for _ in range(batch.num_rounds - 1):
+            if any(token.token_id in batch.stop_token_ids for token in given):
+                break
+            batch = _next_round(batch, given)
+            given = self._run_once(batch, seeds)
+            tokens += given
+        return SampledTokens(tokens)
+
+    def _run_once(self, batch: ScheduledBatch, seeds: Sequence[Hashable]) -> tuple[SampledToken, ...]:
+        """One step: copies in order, then all writes, then the tokens of the sample rows."""
         self.copy(batch.copies)
         slots = set()
         for scheduled in batch.sequences:
@@ -82,6 +95,13 @@ class PagedMemory:
             self.read(batch.sequences[index].block_table, batch.sequences[index].context_len)[-1]
             for index in batch.logits_for
         ]
-        return SampledTokens(
-            tuple(SampledToken(row.seq_id, next_token(last[row.row], row.index)) for row in batch.samples)
-        )
+        return tuple(SampledToken(row.seq_id, next_token(last[row.row], row.index)) for row in batch.samples)
+
+
+def _next_round(batch: ScheduledBatch, given: Sequence[SampledToken]) -> ScheduledBatch:
+    assert [token.seq_id for token in given] == [sequence.seq_id for sequence in batch.sequences]
+    sequences = [
+        replace(sequence, start=sequence.context_len, token_ids=(token.token_id,))
+        for sequence, token in zip(batch.sequences, given, strict=True)
+    ]
+    return replace(batch, sequences=tuple(sequences), copies=())

@@ -24,8 +24,10 @@ class SimulatedEngine:
         max_model_len: int = 256,
         eos_token_ids: frozenset[int] = frozenset(),
         prefix_caching: bool = True,
+        max_rounds: int = 1,
         **config: object,
     ) -> None:
+        self.max_rounds = max_rounds
         self.cache = KVCacheManager(num_blocks, block_size, enable_prefix_caching=prefix_caching)
         self.scheduler = Scheduler(
             SchedulerConfig(**config),  # type: ignore[arg-type]
@@ -60,7 +62,7 @@ class SimulatedEngine:
         return request_id
 
     def step(self) -> ScheduledBatch:
-        batch = self.scheduler.schedule()
+        batch = self.scheduler.schedule(self.max_rounds)
         self.commit(batch)
         return batch
 

@@ -18,7 +18,7 @@ class BlockTable:
     namespace: Hashable = ()
     blocks: list[int] = field(default_factory=list)
     num_tokens: int = 0
-    """Positions [0, num_tokens) have a slot."""
+    """Positions [0, num_tokens) have a slot. Blocks beyond are for tokens to come, and nobody shares them."""
     num_published: int = 0
     """Leading full blocks whose content stands in the prefix tree, here or in a twin."""
     level: PrefixLevel | None = None
@@ -32,8 +32,11 @@ class BlockTable:
         return self.blocks[block] * self.block_size + offset
 
     def share_all_of(self, other: BlockTable, pool: BlockPool) -> None:
-        """Fork: hold every block of `other` once more. This table must be empty; no promise comes with it."""
-        for block in other.blocks:
+        """Fork: hold the blocks of all tokens of `other` once more. This table must be empty.
+
+        No promise comes with it, and no block for tokens to come.
+        """
+        for block in other.blocks[: -(-other.num_tokens // self.block_size)]:
             pool.share(block)
             self.blocks.append(block)
         self.num_tokens, self.num_published, self.level = other.num_tokens, other.num_published, other.level

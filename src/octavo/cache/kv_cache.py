@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 
 from octavo.batch import BlockCopy
 from octavo.cache.block_pool import BlockPool
 from octavo.cache.block_table import BlockTable
 from octavo.cache.journal import StepJournal, TableMark
 from octavo.cache.prefix_tree import PrefixLevel, PrefixMatch, PrefixNode, PrefixTree, TokenIds
-from octavo.cache.promises import PromiseLedger
-
-
-@dataclass(frozen=True, slots=True)
-class RoomToEnd:
-    """What a promise is for: sequences of one prompt that each store end_len tokens at most."""
-
-    end_len: int
-    num_sequences: int = 1
+from octavo.cache.promises import PromiseLedger, RoomToEnd
 
 
 class KVCacheManager:
@@ -197,15 +189,32 @@ class KVCacheManager:
             raise RuntimeError("a table forked in this step cannot be written in it")
         mark = journal.mark(table)
         table.num_tokens = max(table.num_tokens, end)
-        if promise is not None:
-            self._promises.draw(promise, num_drawn)
-            mark.num_promised += num_drawn
         for index in shared:
             source, target = table.replace_shared(index, self._pool, self._take_block)
             mark.replaced.append((index, source))
             journal.copies.append(BlockCopy(source, target))
-        for _ in range(num_new):
-            table.blocks.append(self._take_block())
+        self._take_blocks(table, num_new, num_drawn)
+        return True
+
+    def reserve_ahead(self, ends: Mapping[BlockTable, int]) -> bool:
+        """Take the blocks that the positions up to each table's end will need, after those reserved so far.
+
+        Returns False, with nothing changed, when there is not enough room for all. Forks share none of them.
+        """
+        num_needed = 0
+        takes: list[tuple[BlockTable, int, int]] = []
+        drawn = Counter[int]()  # by promise, which several tables may share
+        for table, end in ends.items():
+            num_new, num_drawn = max(self.num_blocks_of(end) - len(table.blocks), 0), 0
+            if table.promise is not None:
+                num_drawn = min(num_new, table.promise.remaining - drawn[id(table.promise)])
+                drawn[id(table.promise)] += num_drawn
+            num_needed += num_new - num_drawn
+            takes.append((table, num_new, num_drawn))
+        if num_needed > self.num_available_blocks:
+            return False
+        for table, num_new, num_drawn in takes:
+            self._take_blocks(table, num_new, num_drawn)
         return True
 
     def fork(self, table: BlockTable) -> BlockTable:
@@ -302,6 +311,15 @@ class KVCacheManager:
             raise RuntimeError("no step is in progress: call begin_step first")
         return self._journal
 
+    def _take_blocks(self, table: BlockTable, num_blocks: int, num_promised: int) -> None:
+        """Add blocks to the end of a table; num_promised blocks, of these or others, are from its promise."""
+        mark = self._open_journal().mark(table)
+        if table.promise is not None:
+            self._promises.draw(table.promise, num_promised)
+            mark.num_promised += num_promised
+        for _ in range(num_blocks):
+            table.blocks.append(self._take_block())
+
     def _take_block(self) -> int:
         """The next block of the free list. If it is cached it is evicted: its index entry goes first."""
         node = self._tree.node_of(self._pool.first_listed)
@@ -330,8 +348,8 @@ class KVCacheManager:
     def _leave_promise(self, table: BlockTable) -> None:
         promise, table.promise = table.promise, None
         if promise is not None:
-            is_partial = table.num_tokens % self.block_size != 0
-            num_copies = int(is_partial and self._pool.is_shared(table.blocks[-1]))
+            last, offset = divmod(table.num_tokens, self.block_size)
+            num_copies = int(offset > 0 and self._pool.is_shared(table.blocks[last]))
             self._promises.leave(promise, len(table.blocks), num_copies)
 
     def _walk(self, table: BlockTable, token_ids: Sequence[int], num_full: int) -> PrefixLevel:

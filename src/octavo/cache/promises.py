@@ -5,6 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+@dataclass(frozen=True, slots=True)
+class RoomToEnd:
+    """What a promise is for: sequences of one prompt that each store end_len tokens at most."""
+
+    end_len: int
+    num_sequences: int = 1
+
+
 @dataclass(slots=True, kw_only=True)
 class Promise:
     """Blocks that nobody but its members may take. The forks of a request share one."""

@@ -37,16 +37,19 @@ class EngineCore:
         self.last_batch: ScheduledBatch | None = None
         """What the last step computed; None if it failed or had nothing to do."""
 
-    def step(self) -> list[SequenceUpdate]:
-        """Schedule, run, sample, commit. A step that raises is undone, and the culprit is found."""
-        updates = self._step()
+    def step(self, max_rounds: int = 1) -> list[SequenceUpdate]:
+        """Schedule, run, sample, commit. A step that raises is undone, and the culprit is found.
+
+        max_rounds: see Scheduler.schedule.
+        """
+        updates = self._step(max_rounds)
         if self._debug_checks:
             self.scheduler.check_integrity()
         return updates
 
-    def _step(self) -> list[SequenceUpdate]:
+    def _step(self, max_rounds: int) -> list[SequenceUpdate]:
         self.last_batch = None
-        batch = self._schedule()
+        batch = self._schedule(max_rounds)
         if batch is None or batch.is_empty:
             return []
         try:
@@ -58,10 +61,10 @@ class EngineCore:
         self.last_batch = batch
         return self.scheduler.commit(batch, tokens)
 
-    def _schedule(self) -> ScheduledBatch | None:
+    def _schedule(self, max_rounds: int) -> ScheduledBatch | None:
         """The next batch. A failure leaves the scheduler as it was; it is tried once more, a step later."""
         try:
-            batch = self.scheduler.schedule()
+            batch = self.scheduler.schedule(max_rounds)
         except Exception:
             if self._has_schedule_failed:
                 raise

@@ -21,6 +21,10 @@ Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 
 
+MAX_ROUNDS = 8
+"""Tokens a sequence in one step, where whole answers are wanted: Python's share is paid once for them."""
+
+
 class LLM:
     """A model, its KV cache and a scheduler, driven by the calling thread.
 
@@ -34,7 +38,7 @@ class LLM:
         self._ids = count()
         self._inboxes: dict[str, list[RequestDelta]] = {}
         self.num_steps = 0
-        """Steps since start."""
+        """Steps since start. A step may give several tokens a sequence."""
 
     @property
     def plan(self) -> MemoryPlan:
@@ -143,17 +147,18 @@ class LLM:
     ) -> None:
         num_unfinished = len(builders)
         while num_unfinished:
-            self._step()
+            is_watched = len(self._inboxes) > len(builders)
+            self._step(1 if is_watched else MAX_ROUNDS)
             for delta in inbox:
                 builders[delta.request_id].add(delta)
                 num_unfinished -= delta.finished
                 progress.advance(sum(len(c.token_ids) for c in delta.choices), int(delta.finished))
             inbox.clear()
 
-    def _step(self) -> None:
+    def _step(self, max_rounds: int = 1) -> None:
         """One step for all: each request's delta goes to its own reader, with several streams open too."""
         self.num_steps += 1
-        for delta in self._engine.step():
+        for delta in self._engine.step(max_rounds):
             if delta.request_id in self._inboxes:
                 self._inboxes[delta.request_id].append(delta)
 

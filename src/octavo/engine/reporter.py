@@ -59,7 +59,8 @@ class Reporter:
             return
         stats = StepStats(
             scheduler=scheduler(),
-            num_tokens=batch.num_tokens,
+            # Later rounds compute a token for each that they give.
+            num_tokens=batch.num_tokens + max(num_generated - len(batch.samples), 0),
             num_prompt_tokens=_num_prompt_tokens(batch),
             num_generated_tokens=num_generated,
             first_token_seconds=tuple(first),

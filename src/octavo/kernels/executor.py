@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,10 +49,18 @@ class Executor(Protocol):
         """
         ...
 
-    def run_best(self, inputs: StepInputs) -> tuple[Int32Array, FloatArray]:
+    def run_best(
+        self, inputs: StepInputs, *, num_rounds: int = 1, stop_token_ids: Sequence[int] = ()
+    ) -> tuple[Int32Array, FloatArray]:
         """As `run`, for those who want the likeliest token of each row and nothing else.
 
-        Returns ids [R] and their logits [R], which stay valid: numpy's argmax of each row that run would have
-        returned, so the first NaN if there is one, and the lowest id among equals.
+        Returns ids [N, R] and their logits [N, R], which stay valid: numpy's argmax of each row that run
+        would have returned, so the first NaN if there is one, and the lowest id among equals.
+
+        N is 1, or up to num_rounds where each sequence has one token and its row of logits: then steps follow
+        in which every sequence computes the token that the one before gave it, at the next position of its
+        block table. They end early with a round that gives one of stop_token_ids, and before one whose best
+        logit is not finite. Raises ValueError for more rounds than one of another step, or than the tables
+        have room for.
         """
         ...

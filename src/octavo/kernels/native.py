@@ -72,9 +72,11 @@ class NativeExecutor:
         """
         return self._executor.run(*_arrays(inputs))
 
-    def run_best(self, inputs: StepInputs) -> tuple[Int32Array, FloatArray]:
-        """The argmax [R] of each row that `run` would return, and the logit there [R]. Stores no logits."""
-        return self._executor.run_best(*_arrays(inputs))
+    def run_best(
+        self, inputs: StepInputs, *, num_rounds: int = 1, stop_token_ids: Sequence[int] = ()
+    ) -> tuple[Int32Array, FloatArray]:
+        """As Executor.run_best. Stores no logits."""
+        return self._executor.run_best(*_arrays(inputs), num_rounds=num_rounds, stop_token_ids=stop_token_ids)
 
     def choose_tokens(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,10 +63,23 @@ class ReferenceExecutor:
             self._apply(op, buffers, inputs)
         return buffers["logits"].astype(np.float32)
 
-    def run_best(self, inputs: StepInputs) -> tuple[Int32Array, FloatArray]:
-        logits = self.run(inputs)
-        best = logits.argmax(axis=1)
-        return best.astype(np.int32), logits[np.arange(len(best)), best]
+    def run_best(
+        self, inputs: StepInputs, *, num_rounds: int = 1, stop_token_ids: Sequence[int] = ()
+    ) -> tuple[Int32Array, FloatArray]:
+        check_rounds(inputs, num_rounds, self._layout.block_size)
+        rounds: list[tuple[Int32Array, FloatArray]] = []
+        while len(rounds) < num_rounds:
+            logits = self.run(inputs)
+            ids = logits.argmax(axis=1).astype(np.int32)
+            best = logits[np.arange(len(ids)), ids]
+            is_finite = np.isfinite(best).all()
+            if is_finite or not rounds:
+                rounds.append((ids, best))
+            if not is_finite or np.isin(ids, stop_token_ids).any():
+                break
+            if len(rounds) < num_rounds:
+                inputs = next_round(inputs, ids, self._layout.block_size)
+        return np.stack([ids for ids, _ in rounds]), np.stack([best for _, best in rounds])
 
     def _apply(self, op: Op, buffers: Buffers, inputs: StepInputs) -> None:
         weights = self._weights
@@ -189,6 +204,37 @@ def check_inputs(inputs: StepInputs, layout: KVLayout, vocab_size: int) -> None:
         raise ValueError("query_start must ascend from 0 to the number of tokens")
     for seq in range(len(inputs.context_lens)):
         _check_sequence(seq, inputs, layout)
+
+
+def check_rounds(inputs: StepInputs, num_rounds: int, block_size: int) -> None:
+    """Raises ValueError where no such number of steps can follow from each other."""
+    if num_rounds < 1:
+        raise ValueError(f"num_rounds must be at least 1, got {num_rounds}")
+    if num_rounds == 1:
+        return
+    each = np.arange(len(inputs.context_lens))
+    if not np.array_equal(inputs.query_start, [*each, len(each)]) or not np.array_equal(
+        inputs.logits_rows, each
+    ):
+        raise ValueError(
+            "num_rounds may be above 1 only where each sequence has one token and one row of logits"
+        )
+    if np.any(inputs.context_lens + num_rounds - 1 > inputs.block_tables.shape[1] * block_size):
+        raise ValueError(f"block_tables are too short for {num_rounds} rounds")
+
+
+def next_round(inputs: StepInputs, token_ids: Int32Array, block_size: int) -> StepInputs:
+    """The step in which each sequence computes the one token that `inputs` gave it."""
+    positions = inputs.context_lens
+    blocks = inputs.block_tables[np.arange(len(positions)), positions // block_size]
+    return replace(
+        inputs,
+        token_ids=token_ids,
+        positions=positions,
+        slot_mapping=blocks * block_size + positions % block_size,
+        context_lens=positions + 1,
+        copies=np.zeros((0, 2), np.int32),
+    )
 
 
 def _check_shapes(inputs: StepInputs) -> None:

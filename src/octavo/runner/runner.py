@@ -19,5 +19,7 @@ class Runner:
         inputs = build_inputs(batch, self._block_size)
         if not batch.takes_best:
             return self._executor.run(inputs)
-        token_ids, logits = self._executor.run_best(inputs)
+        token_ids, logits = self._executor.run_best(
+            inputs, num_rounds=batch.num_rounds, stop_token_ids=batch.stop_token_ids
+        )
         return BestTokens(token_ids.tolist(), logits.tolist())

@@ -31,13 +31,20 @@ class Sampler:
         self._choose = choose
 
     def sample(self, logits: Logits | BestTokens, batch: ScheduledBatch) -> SampledTokens:
-        """One token for each of batch.samples.
+        """One token for each of batch.samples, and in each round.
 
         logits: [R, V] float32, which stay as they are; or the best tokens alone, if that is all that the
         batch takes. Raises SamplingError for the first sequence whose logits hold NaN or infinity.
         """
         if isinstance(logits, BestTokens):
-            return SampledTokens(tuple(_best_token(logits, sample) for sample in batch.samples))
+            rounds = zip(logits.token_ids, logits.logits, strict=True)
+            return SampledTokens(
+                tuple(
+                    _token(sample, ids[sample.row], best[sample.row], None)
+                    for ids, best in rounds
+                    for sample in batch.samples
+                )
+            )
         assert logits.ndim == 2, logits.shape
         assert logits.shape[1] == self._vocab_size, logits.shape
         uniforms = [_uniform(sample) for sample in batch.samples]
@@ -58,10 +65,6 @@ def _uniform(sample: SampleRow) -> float:
     if sample.params.is_greedy:
         return 0.0
     return uniform(sample.seed, sample.index, len(sample.output_token_ids))
-
-
-def _best_token(best: BestTokens, sample: SampleRow) -> SampledToken:
-    return _token(sample, best.token_ids[sample.row], best.logits[sample.row], None)
 
 
 def _token(sample: SampleRow, token_id: int, best: float, entries: list[LogprobEntry] | None) -> SampledToken:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from octavo.cache.kv_cache import KVCacheManager, RoomToEnd
+from octavo.cache.kv_cache import KVCacheManager
+from octavo.cache.promises import RoomToEnd
 from octavo.config import SchedulerConfig
 from octavo.params import ParameterError
 from octavo.request import Request
@@ -94,3 +96,16 @@ class AdmissionCounters:
     num_delayed: int = 0
     num_preemptions: int = 0
     num_refused: int = 0
+
+    def on_admitted(self, entry: Entry, members: Iterable[Entry], *, is_caching: bool) -> None:
+        """A step that admitted it was committed. Hits are counted once a request and told to its members."""
+        self.num_admitted += 1
+        if entry.was_admitted:
+            return
+        entry.was_admitted = True
+        seq = entry.seq
+        if is_caching:
+            self.num_prefix_queries += seq.num_prompt_tokens
+            self.num_prefix_hits += seq.num_computed
+        for member in members:
+            member.seq.num_cached = seq.num_computed

@@ -134,9 +134,10 @@ class Scheduler:
 
     # The step
 
-    def schedule(self) -> ScheduledBatch:
+    def schedule(self, max_rounds: int = 1) -> ScheduledBatch:
         """Plan the next step and reserve its blocks. If it raises, nothing is left reserved.
 
+        max_rounds: times that the step may be done in a row, if all that runs can go on by itself.
         An empty batch is done as it is: it may be committed, but need not be. Raises RuntimeError while the
         step before is neither committed nor failed.
         """
@@ -147,6 +148,7 @@ class Scheduler:
             if not self._plan_suspect(plan):
                 self._plan_running(plan)
                 self._plan_admissions(plan)
+                self._plan_rounds(plan, max_rounds)
             batch = plan.to_batch(self._cache.copies)
         except BaseException:
             self._roll_back(plan)
@@ -165,19 +167,17 @@ class Scheduler:
         if batch.is_empty:
             return []
         plan = self._plan_of(batch)
-        if [token.seq_id for token in tokens.tokens] != [sample.seq_id for sample in batch.samples]:
-            raise ValueError("tokens do not belong to the batch's samples")
+        num_rounds = batch.num_rounds_of(tokens)
         self._plan = None
         self._cache.commit_step()
-        self._count_admissions(plan)
+        for entry in plan.admitted:
+            members = self._requests.get(entry.seq.request.request_id, ())
+            self._counters.on_admitted(entry, members, is_caching=self._cache.enable_prefix_caching)
         for entry, scheduled in zip(plan.entries, batch.sequences, strict=True):
             entry.seq.num_computed = scheduled.context_len
-        for parent, twins in plan.forked:
-            for twin in twins:
-                twin.seq.num_computed = parent.seq.num_computed
         if self._suspects:
             self._suspects = [e for e in self._suspects if e not in plan.entries and not e.seq.is_finished]
-        sampled = zip(plan.samplers, tokens.tokens, strict=True)
+        sampled = zip(plan.samplers * num_rounds, tokens.tokens, strict=True)
         return [self._append(entry, token) for entry, token in sampled if not entry.seq.is_finished]
 
     def fail(self, batch: ScheduledBatch, error: str) -> list[SequenceUpdate]:
@@ -250,6 +250,15 @@ class Scheduler:
                 self._counters.num_delayed += 1
                 return
 
+    def _plan_rounds(self, plan: StepPlan, max_rounds: int) -> None:
+        """Let the step be done several times, if nothing could be decided in between and blocks are there."""
+        num_rounds = plan.most_rounds(max_rounds) if len(plan.entries) == len(self._running) else 1
+        if num_rounds == 1:
+            return
+        ends = {e.table: e.seq.num_computed + num_rounds for e in plan.entries if e.table is not None}
+        if self._cache.reserve_ahead(ends):
+            plan.repeat(num_rounds, self._eos_token_ids)
+
     def _plan_suspect(self, plan: StepPlan) -> bool:
         """Schedule one suspect alone. False if there is none, or each waits for blocks of others."""
         self._suspects = [entry for entry in self._suspects if not entry.seq.is_finished]
@@ -321,6 +330,7 @@ class Scheduler:
 
     def _append(self, entry: Entry, token: SampledToken) -> SequenceUpdate:
         seq = entry.seq
+        seq.num_computed = seq.num_tokens
         if not seq.output_token_ids and entry.table is not None:
             self._cache.publish_tail(entry.table, seq.token_ids, seq.num_computed)
         seq.append(token.token_id)
@@ -378,20 +388,6 @@ class Scheduler:
                     self._running.remove(entry)
                 if entry not in self._waiting:
                     insert_by_age(self._waiting, entry)
-
-    def _count_admissions(self, plan: StepPlan) -> None:
-        """Hits are counted once a request, at the first admission whose step was committed."""
-        for entry in plan.admitted:
-            self._counters.num_admitted += 1
-            if entry.was_admitted:
-                continue
-            entry.was_admitted = True
-            seq = entry.seq
-            if self._cache.enable_prefix_caching:
-                self._counters.num_prefix_queries += seq.num_prompt_tokens
-                self._counters.num_prefix_hits += seq.num_computed
-            for member in self._requests.get(seq.request.request_id, ()):
-                member.seq.num_cached = seq.num_computed
 
     def _plan_of(self, batch: ScheduledBatch) -> StepPlan:
         if self._plan is None or self._plan.batch is not batch:

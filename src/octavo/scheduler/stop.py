@@ -33,6 +33,12 @@ def stop_by_token(
     return None
 
 
+def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
+    """All tokens that may end an answer."""
+    stops = frozenset(params.stop_token_ids)
+    return stops if params.ignore_eos else stops | eos_token_ids
+
+
 def end_len(num_prompt: int, max_tokens: int | None, longest: int) -> int:
     """Tokens at which a sequence ends with "length". A large or missing max_tokens means `longest`."""
     return longest if max_tokens is None else min(num_prompt + max_tokens, longest)

@@ -8,7 +8,8 @@ import pytest
 
 from octavo.batch import BlockCopy
 from octavo.cache.block_table import BlockTable
-from octavo.cache.kv_cache import KVCacheManager, RoomToEnd
+from octavo.cache.kv_cache import KVCacheManager
+from octavo.cache.promises import RoomToEnd
 from support.paged_memory import PagedMemory, chain
 
 TEXT = list(range(100, 164))
@@ -305,6 +306,22 @@ def test_others_cannot_take_what_was_promised() -> None:
     cache.rollback_step()
     assert cache.num_promised_blocks == 0
     cache.check_integrity()
+
+
+def test_room_ahead_is_for_all_or_for_none() -> None:
+    cache = KVCacheManager(8, 4)
+    cache.begin_step()
+    a = open_table(cache, TEXT[:4], room=RoomToEnd(12))
+    b = open_table(cache, TEXT[20:28])
+    assert (cache.num_promised_blocks, cache.num_available_blocks) == (2, 3)
+    before = state(cache)
+    assert not cache.reserve_ahead({a: 12, b: 21})
+    assert state(cache) == before
+    assert cache.reserve_ahead({a: 12, b: 20})
+    assert ([len(a.blocks), len(b.blocks)], cache.num_promised_blocks) == ([3, 5], 0)
+    cache.rollback_step()
+    cache.check_integrity()
+    assert cache.num_free_blocks == 8
 
 
 def test_forks_share_a_promise_and_each_gets_to_its_end() -> None:

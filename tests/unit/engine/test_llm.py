@@ -122,6 +122,44 @@ def test_streams_may_interleave_and_be_left(llm: LLM) -> None:
     assert llm._engine.unfinished_ids == []
 
 
+ANSWERS = {
+    "to the end": {"max_tokens": 21, "ignore_eos": True},
+    "to a stop token": {"max_tokens": 21},
+    "to a stop string": {"max_tokens": 21, "ignore_eos": True, "stop": "e"},
+    "drawn": {"max_tokens": 21, "ignore_eos": True, "temperature": 1.0, "seed": 3},
+    "short": {"max_tokens": 2, "ignore_eos": True},
+}
+
+
+def test_several_rounds_a_step_give_the_same_answers(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [[(7 * i + j * j) % 500 for j in range(9 + i)] for i in range(4)]
+    stop = llm.generate(prompts[0], SamplingParams(temperature=0.0, max_tokens=21, ignore_eos=True))
+    stop_ids = (stop[0].outputs[0].token_ids[11],)
+    num_steps = {}
+    for name, options in ANSWERS.items():
+        more = {"stop_token_ids": stop_ids} if name == "to a stop token" else {}
+        params = SamplingParams(**{"temperature": 0.0, **options, **more})  # type: ignore[arg-type]
+        before = llm.num_steps
+        many = llm.generate(prompts, params)
+        num_steps[name] = llm.num_steps - before
+        with monkeypatch.context() as patch:
+            patch.setattr("octavo.engine.llm.MAX_ROUNDS", 1)
+            assert [o.outputs for o in llm.generate(prompts, params)] == [o.outputs for o in many]
+    assert num_steps["to the end"] == 1 + 8 / 8 + 8 / 8 + 1, "20 tokens after the first"
+    assert num_steps["drawn"] == 21
+    assert num_steps["short"] == 2
+
+
+def test_a_stream_is_not_held_up_by_answers_that_nobody_watches(llm: LLM) -> None:
+    stream = llm.stream([3, 1, 4], GREEDY)
+    got = list(next(stream).choices[0].token_ids)
+    before = llm.num_steps
+    llm.generate([1, 5, 9], GREEDY)
+    assert llm.num_steps - before == 6
+    got += [token for delta in stream for token in delta.choices[0].token_ids]
+    assert got == llm.generate([3, 1, 4], GREEDY)[0].outputs[0].token_ids
+
+
 def test_chat_uses_the_template(llm: LLM) -> None:
     messages = [{"role": "user", "content": "hi"}]
     output = llm.chat(messages, GREEDY)[0]

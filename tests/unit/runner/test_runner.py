@@ -48,11 +48,32 @@ def test_greedy_batches_give_the_best_tokens_of_the_logits_that_others_give() ->
         assert isinstance(best, BestTokens)
         assert isinstance(logits, np.ndarray)
         assert logits.shape == (2, PROGRAM.vocab_size)
-        assert best.token_ids == logits.argmax(axis=1).tolist()
-        assert best.logits == logits.max(axis=1).tolist()
+        assert best.token_ids == [logits.argmax(axis=1).tolist()]
+        assert best.logits == [logits.max(axis=1).tolist()]
+
+
+def test_rounds_go_on_by_themselves() -> None:
+    layout = toy_layout(PROGRAM)
+    runner = Runner(NativeExecutor(PROGRAM, layout, num_threads=2, max_num_tokens=16), layout.block_size)
+    alone = dataclasses.replace(
+        BATCH, sequences=SEQUENCES[2:], logits_for=(0,), samples=BATCH.samples[:1], num_tokens=1
+    )
+    best = runner.run(dataclasses.replace(alone, num_rounds=5))
+    assert isinstance(best, BestTokens)
+    for position, (token_id,) in enumerate(best.token_ids, 1):
+        sequence = ScheduledSequence(2, (token_id,), position, (3,))
+        following = runner.run(dataclasses.replace(alone, sequences=(sequence,)))
+        assert isinstance(following, BestTokens)
+        if position < 5:
+            assert following.token_ids[0] == best.token_ids[position]
+    stop = best.token_ids[2][0]
+    first = [ids[0] for ids in best.token_ids].index(stop)
+    stopped = runner.run(dataclasses.replace(alone, num_rounds=5, stop_token_ids=(stop,)))
+    assert isinstance(stopped, BestTokens)
+    assert stopped.token_ids == best.token_ids[: first + 1]
 
 
 def test_a_step_that_samples_nothing_gives_no_tokens() -> None:
     layout = toy_layout(PROGRAM)
     runner = Runner(NativeExecutor(PROGRAM, layout, num_threads=1, max_num_tokens=16), layout.block_size)
-    assert runner.run(dataclasses.replace(BATCH, logits_for=(), samples=())) == BestTokens([], [])
+    assert runner.run(dataclasses.replace(BATCH, logits_for=(), samples=())) == BestTokens([[]], [[]])

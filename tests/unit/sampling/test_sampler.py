@@ -275,8 +275,16 @@ def test_who_takes_the_best_token_and_needs_no_logits(
 def test_best_tokens_are_taken_by_row(sample_row: Any) -> None:
     rows = (sample_row(1, seq_id=10, temperature=0.0), sample_row(0, seq_id=11, temperature=0.0))
     batch = ScheduledBatch(0, (), (0, 1), rows, (), 0)
-    tokens = Sampler(VOCAB_SIZE, frozenset()).sample(BestTokens([7, 9], [1.0, 2.0]), batch).tokens
+    tokens = Sampler(VOCAB_SIZE, frozenset()).sample(BestTokens([[7, 9]], [[1.0, 2.0]]), batch).tokens
     assert tokens == (SampledToken(10, 9), SampledToken(11, 7))
+
+
+def test_best_tokens_of_several_rounds(sample_row: Any) -> None:
+    rows = (sample_row(1, seq_id=10, temperature=0.0), sample_row(0, seq_id=11, temperature=0.0))
+    batch = ScheduledBatch(0, (), (0, 1), rows, (), 0, num_rounds=3)
+    best = BestTokens([[7, 9], [5, 6]], [[1.0, 2.0], [3.0, 4.0]])
+    tokens = Sampler(VOCAB_SIZE, frozenset()).sample(best, batch).tokens
+    assert tokens == (SampledToken(10, 9), SampledToken(11, 7), SampledToken(10, 6), SampledToken(11, 5))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
@@ -284,4 +292,4 @@ def test_a_best_logit_that_is_no_number_is_an_error_of_its_sequence(sample_row: 
     rows = (sample_row(0, seq_id=10, temperature=0.0), sample_row(1, seq_id=11, temperature=0.0))
     batch = ScheduledBatch(0, (), (0, 1), rows, (), 0)
     with pytest.raises(SamplingError, match="sequence 11"):
-        Sampler(VOCAB_SIZE, frozenset()).sample(BestTokens([7, 9], [1.0, bad]), batch)
+        Sampler(VOCAB_SIZE, frozenset()).sample(BestTokens([[7, 9]], [[1.0, bad]]), batch)

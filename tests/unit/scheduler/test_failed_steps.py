@@ -166,6 +166,7 @@ def test_random_lives(seed: int) -> None:
         max_model_len=max(4, min(150, rng.choice([1, 2]) * num_blocks * block_size)),
         prefix_caching=rng.random() < 0.8,
         eos_token_ids=frozenset({3}),
+        max_rounds=rng.choice([1, 2, 8]),
         max_num_seqs=rng.choice([1, 2, 4, 8, 16]),
         max_num_batched_tokens=rng.choice([1, 3, 7, 16, 40, 512]),
         admission=rng.choice(["watermark", "watermark", "reserve"]),
@@ -177,7 +178,7 @@ def test_random_lives(seed: int) -> None:
             add_random_request(engine, rng)
         if engine.scheduler.num_running and rng.random() < 0.05:
             engine.scheduler.preempt(rng.choice(engine.scheduler._running).seq.seq_id)
-        batch = engine.scheduler.schedule()
+        batch = engine.scheduler.schedule(engine.max_rounds)
         if engine.requests and rng.random() < 0.05:
             engine.take(engine.scheduler.abort(rng.choice(list(engine.requests))))
         if rng.random() < 0.04:
@@ -198,8 +199,12 @@ def add_random_request(engine: SimulatedEngine, rng: random.Random) -> None:
         *TEXT[start : start + rng.randint(1, 60)],
         *(rng.randrange(4) for _ in range(rng.randint(0, 5))),
     ]
-    limits = {"max_tokens": rng.choice([None, 1, 3, 8, 20, 10**6]), "n": rng.choice([1, 1, 1, 2, 3])}
+    limits = {
+        "max_tokens": rng.choice([None, 1, 3, 8, 20, 10**6]),
+        "n": rng.choice([1, 1, 1, 2, 3]),
+        "temperature": rng.choice([0.0, 0.0, 1.0]),
+    }
     try:
         engine.add(f"{len(engine.requests)}", prompt, salt=rng.choice(["", "", "x"]), **limits)  # type: ignore[arg-type]
     except ValueError:
-        assert len(prompt) > 3 or limits["n"] > 1 or engine.cache.num_blocks < 5
+        assert len(prompt) > 3 or limits["n"] != 1 or engine.cache.num_blocks < 5
