@@ -7,6 +7,7 @@ difference in the last bit of a logit shows. Each test also asserts that what it
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from pathlib import Path
 
@@ -182,13 +183,12 @@ def test_forked_in_a_pool_too_small_for_all(toy_path, cold) -> None:  # type: ig
     harness.assert_drained()
 
 
-@pytest.mark.parametrize("max_rounds", [2, 8])
 @pytest.mark.parametrize("block_size", [4, 16, 64])
-def test_several_rounds_a_step(toy_path, cold, block_size, max_rounds) -> None:  # type: ignore[no-untyped-def]
+def test_several_rounds_a_step(toy_path, cold, block_size) -> None:  # type: ignore[no-untyped-def]
     """Log-probabilities would keep a step to one round, so here tokens and texts are compared alone."""
     params = with_changes(GREEDY, logprobs=None, max_tokens=33)
     prompts = [prompt(1 + (37 * i) % 101, seed=i) for i in range(8)]
-    harness = Harness(toy_path, block_size=block_size, num_blocks=2048 // block_size, max_rounds=max_rounds)
+    harness = Harness(toy_path, block_size=block_size, num_blocks=2048 // block_size, patience=math.inf)
     for i, tokens in enumerate(prompts):
         harness.add(str(i), tokens, with_changes(params, max_tokens=33 - 3 * (i % 2)))
     harness.run()
@@ -219,7 +219,7 @@ def test_everything_at_once_over_random_schedules(toy_path, kv_cache_dtype) -> N
             num_threads=rng.choice([1, 2]),
             kv_cache_dtype=kv_cache_dtype,
             max_num_seqs=8,
-            max_rounds=rng.choice([1, 8]),
+            patience=rng.choice([0.0, math.inf]),
         )
         stem = prompt(60, seed=seed)
         asked = {}

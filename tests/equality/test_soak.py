@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def test_soak(toy_path: Path) -> None:
         num_blocks=NUM_BLOCKS,
         max_num_seqs=16,
         max_num_batched_tokens=48,
-        max_rounds=4,
+        patience=math.inf,
     )
     asked: dict[str, int] = {}
     aborted: set[str] = set()

@@ -28,7 +28,7 @@ class Answer:
 class Harness:
     """An engine with integrity checks after every step."""
 
-    def __init__(self, model: Path | str, *, max_rounds: int = 1, **options: object) -> None:
+    def __init__(self, model: Path | str, *, patience: float = 0.0, **options: object) -> None:
         options.setdefault("num_threads", 1)
         options.setdefault("num_blocks", 128)
         self.assembly = assemble(EngineConfig.from_options(str(model), debug_checks=True, **options))
@@ -37,7 +37,7 @@ class Harness:
         self.answers: dict[str, list[Answer]] = {}
         self.num_cached: dict[str, int] = {}
         self.errors: dict[str, str] = {}
-        self.max_rounds = max_rounds
+        self.patience = patience
         self.num_steps = 0
         self.max_running = 0
 
@@ -48,7 +48,7 @@ class Harness:
         self.answers[request_id] = [Answer() for _ in range(params.n)]
 
     def step(self) -> list[RequestDelta]:
-        deltas = self.engine.step(self.max_rounds)
+        deltas = self.engine.step(self.patience)
         self.num_steps += 1
         self.max_running = max(self.max_running, self.stats.num_running)
         for delta in deltas:
@@ -90,6 +90,8 @@ class Harness:
 
     def _take(self, delta: RequestDelta) -> None:
         self.num_cached[delta.request_id] = delta.num_cached_tokens
+        indices = [choice.index for choice in delta.choices]
+        assert len(set(indices)) == len(indices), "a choice has two deltas"
         for choice in delta.choices:
             answer = self.answers[delta.request_id][choice.index]
             answer.token_ids.extend(choice.token_ids)

@@ -108,7 +108,9 @@ def measure_stream(llm: LLM, input_len: int, output_len: int, *, repeats: int, s
     for index in range(repeats + 1):
         prompt = random_tokens(llm, input_len, (seed, input_len, index))
         started = time.perf_counter()
-        times = [time.perf_counter() for delta in llm.stream(prompt, params) if delta.choices]
+        times: list[float] = []  # of tokens: several may come at once
+        for delta in llm.stream(prompt, params):
+            times += [time.perf_counter()] * sum(len(choice.token_ids) for choice in delta.choices)
         if index == 0:
             continue  # warms up
         ttfts.append(times[0] - started)

@@ -16,6 +16,7 @@ from octavo.engine.assembly import Assembly, assemble
 from octavo.engine.errors import EngineDeadError, EngineDrainingError
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.outputs import ChoiceDelta, RequestDelta
+from octavo.engine.pace import PATIENCE
 from octavo.engine.plan import MemoryPlan
 from octavo.engine.stream import RequestStream
 from octavo.params import SamplingParams
@@ -170,7 +171,7 @@ class AsyncLLM:
             while not self._closing:
                 self._take_commands()
                 if self._engine.has_unfinished and not self._closing:
-                    self._deliver(self._engine.step())
+                    self._deliver(self._engine.step(PATIENCE))
         except BaseException:
             logger.critical("the engine thread died", exc_info=True)
             self._dead = True

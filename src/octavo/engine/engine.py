@@ -9,7 +9,9 @@ from collections.abc import Iterable
 from octavo.batch import SequenceUpdate
 from octavo.engine.core import EngineCore
 from octavo.engine.live_request import LiveRequest
+from octavo.engine.merge import join
 from octavo.engine.outputs import ChoiceDelta, RequestDelta
+from octavo.engine.pace import Pace
 from octavo.engine.reporter import Reporter
 from octavo.params import ParameterError, SamplingParams
 from octavo.request import FinishReason, Request
@@ -28,6 +30,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.reporter = Reporter()
+        self._pace = Pace()
         self._seed = seed
         self._num_added = 0
         self._live: dict[str, LiveRequest] = {}
@@ -84,19 +87,19 @@ class Engine:
         self.reporter.on_change(self.scheduler.stats)
         return deltas
 
-    def step(self, max_rounds: int = 1) -> list[RequestDelta]:
+    def step(self, patience: float = 0.0) -> list[RequestDelta]:
         """One step; at most one delta a request.
 
-        max_rounds: tokens a sequence that may be computed before anybody hears of the first. What nobody
-        watches needs less time with more of them.
+        patience: seconds that a token may wait for those after it. Several in one step need less time.
         """
         started = time.monotonic()
-        updates = self.core.step(max_rounds)
+        updates = self.core.step(self._pace.max_rounds(patience))
         now = time.monotonic()
         batch, stats = self.core.last_batch, self.scheduler.stats
         if batch is None:
             self.reporter.on_change(stats)
         else:
+            self._pace.on_step(now - started, self.core.last_num_rounds)
             self.reporter.on_step(batch, updates, self._live, stats, started)
         return self._deltas_of(updates, now)
 
@@ -106,13 +109,17 @@ class Engine:
         return (self._seed * 0x9E3779B97F4A7C15 + self._num_added) % 2**64
 
     def _deltas_of(self, updates: list[SequenceUpdate], now: float) -> list[RequestDelta]:
-        choices: dict[str, list[ChoiceDelta]] = {}
+        choices: dict[str, dict[int, list[ChoiceDelta]]] = {}
         for update in updates:
             live = self._live.get(update.request_id)
             if live is not None and not live.choices[update.index].is_finished:
                 live.num_cached_tokens = update.num_cached_tokens
-                choices.setdefault(update.request_id, []).append(self._advance(live, update))
-        return [self._delta(self._live[request_id], parts, now) for request_id, parts in choices.items()]
+                parts = choices.setdefault(update.request_id, {}).setdefault(update.index, [])
+                parts.append(self._advance(live, update))
+        return [
+            self._delta(self._live[request_id], [join(i, parts) for i, parts in by_index.items()], now)
+            for request_id, by_index in choices.items()
+        ]
 
     def _advance(self, live: LiveRequest, update: SequenceUpdate) -> ChoiceDelta:
         choice = live.choices[update.index]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from octavo.config import DEFAULT_MODEL, EngineConfig
 from octavo.engine.assembly import assemble
 from octavo.engine.collect import OutputBuilder
 from octavo.engine.outputs import RequestDelta, RequestOutput
+from octavo.engine.pace import PATIENCE
 from octavo.engine.plan import MemoryPlan
 from octavo.params import ParameterError, SamplingParams
 from octavo.text.chat_template import encode_chat
@@ -19,10 +21,6 @@ from octavo.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
-
-
-MAX_ROUNDS = 8
-"""Tokens a sequence in one step, where whole answers are wanted: Python's share is paid once for them."""
 
 
 class LLM:
@@ -91,7 +89,7 @@ class LLM:
         try:
             while inbox or self._engine.is_unfinished(request_id):
                 if not inbox:
-                    self._step()
+                    self._step(PATIENCE)
                 yield from inbox
                 inbox.clear()
         finally:
@@ -148,17 +146,17 @@ class LLM:
         num_unfinished = len(builders)
         while num_unfinished:
             is_watched = len(self._inboxes) > len(builders)
-            self._step(1 if is_watched else MAX_ROUNDS)
+            self._step(PATIENCE if is_watched else math.inf)
             for delta in inbox:
                 builders[delta.request_id].add(delta)
                 num_unfinished -= delta.finished
                 progress.advance(sum(len(c.token_ids) for c in delta.choices), int(delta.finished))
             inbox.clear()
 
-    def _step(self, max_rounds: int = 1) -> None:
+    def _step(self, patience: float) -> None:
         """One step for all: each request's delta goes to its own reader, with several streams open too."""
         self.num_steps += 1
-        for delta in self._engine.step(max_rounds):
+        for delta in self._engine.step(patience):
             if delta.request_id in self._inboxes:
                 self._inboxes[delta.request_id].append(delta)
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 
 from octavo.engine.errors import EngineError
+from octavo.engine.merge import join
 from octavo.engine.outputs import ChoiceDelta, RequestDelta
-from octavo.engine.stream import join
 from octavo.params import SamplingParams
 from octavo.server.engine_protocol import Engine, RequestStream
 from octavo.server.errors import from_engine, internal, unavailable

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 
 from octavo import LLM, ParameterError, SamplingParams
 from octavo.config import ConfigError
+from octavo.engine.engine import Engine
+from octavo.engine.outputs import RequestDelta
+from octavo.engine.pace import PATIENCE
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
@@ -112,9 +116,9 @@ def test_streams_may_interleave_and_be_left(llm: LLM) -> None:
     whole = llm.generate([[3, 1, 4], [1, 5, 9]], GREEDY)
     first, second = llm.stream([3, 1, 4], GREEDY), llm.stream([1, 5, 9], GREEDY)
     got: list[list[int]] = [[], []]
-    for _ in range(6):
-        for ids, stream in zip(got, (first, second), strict=True):
-            ids.extend(next(stream).choices[0].token_ids)
+    for deltas in zip_longest(first, second):
+        for ids, delta in zip(got, deltas, strict=True):
+            ids.extend(delta.choices[0].token_ids if delta is not None else ())
     assert got == [output.outputs[0].token_ids for output in whole]
     left = llm.stream([2, 7, 1], GREEDY)
     next(left)
@@ -143,21 +147,31 @@ def test_several_rounds_a_step_give_the_same_answers(llm: LLM, monkeypatch: pyte
         many = llm.generate(prompts, params)
         num_steps[name] = llm.num_steps - before
         with monkeypatch.context() as patch:
-            patch.setattr("octavo.engine.llm.MAX_ROUNDS", 1)
+            patch.setattr("octavo.engine.pace.MAX_ROUNDS", 1)
             assert [o.outputs for o in llm.generate(prompts, params)] == [o.outputs for o in many]
     assert num_steps["to the end"] == 1 + 8 / 8 + 8 / 8 + 1, "20 tokens after the first"
     assert num_steps["drawn"] == 21
     assert num_steps["short"] == 2
 
 
-def test_a_stream_is_not_held_up_by_answers_that_nobody_watches(llm: LLM) -> None:
+def test_a_stream_is_not_held_up_by_answers_that_nobody_watches(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+    step = Engine.step
+
+    def spy(engine: Engine, patience: float = 0.0) -> list[RequestDelta]:
+        seen.append(patience)
+        return step(engine, patience)
+
+    monkeypatch.setattr(Engine, "step", spy)
     stream = llm.stream([3, 1, 4], GREEDY)
     got = list(next(stream).choices[0].token_ids)
-    before = llm.num_steps
     llm.generate([1, 5, 9], GREEDY)
-    assert llm.num_steps - before == 6
     got += [token for delta in stream for token in delta.choices[0].token_ids]
+    assert set(seen) == {PATIENCE}
     assert got == llm.generate([3, 1, 4], GREEDY)[0].outputs[0].token_ids
+    assert seen[-1] == math.inf
 
 
 def test_chat_uses_the_template(llm: LLM) -> None:
