@@ -128,11 +128,16 @@ class Engine:
         except Exception:
             logger.exception("request %s: the text of a token failed", update.request_id)
             if update.finish_reason is None:
-                self.scheduler.finish(update.seq_id, FinishReason.ERROR)
+                self._finish(update.seq_id, FinishReason.ERROR)
             return choice.fail()
         if advance.ended_by_text is not None:
-            self.scheduler.finish(update.seq_id, advance.ended_by_text)
+            self._finish(update.seq_id, advance.ended_by_text)
         return advance.delta
+
+    def _finish(self, seq_id: int, reason: FinishReason) -> None:
+        """End a sequence after its step, of which the metrics have heard already."""
+        self.scheduler.finish(seq_id, reason)
+        self.reporter.on_change(self.scheduler.stats)
 
     def _delta(self, live: LiveRequest, choices: list[ChoiceDelta], now: float) -> RequestDelta:
         request_id = live.request.request_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,26 @@ def test_tokens_and_times_add_up(toy_path: Path) -> None:
     assert sorted(
         (r.num_prompt_tokens, r.num_cached_tokens, r.num_output_tokens) for r in notebook.requests
     ) == [(9, 0, 4), (30, 0, 15), (30, 29, 2)]
+
+
+def test_all_rounds_of_a_step_are_counted(toy_path: Path) -> None:
+    harness = Harness(toy_path, patience=math.inf)
+    notebook = harness.engine.reporter.sink = Notebook()
+    harness.add("alone", list(range(30)), dataclasses.replace(GREEDY, logprobs=None, max_tokens=12))
+    harness.run()
+    assert [step.num_tokens for step in notebook.steps] == [30, 8, 3], "the last token is never computed"
+    assert [step.num_generated_tokens for step in notebook.steps] == [1, 8, 3]
+    assert [len(step.inter_token_seconds) for step in notebook.steps] == [0, 8, 3]
+
+
+def test_an_end_that_the_text_shows_is_told_at_once(toy_path: Path) -> None:
+    harness = Harness(toy_path)
+    text = harness.answer(list(range(30))).text
+    notebook = harness.engine.reporter.sink = Notebook()
+    harness.answer(list(range(30)), dataclasses.replace(GREEDY, stop=(text[3:6],)))
+    assert harness.answers["solo-1"][0].finish_reason == "stop"
+    assert notebook.steps[-1].scheduler.num_running == 1, "as the step left it"
+    assert [change.num_running for change in notebook.changes] == [0, 0], "at the arrival and at the end"
 
 
 def test_a_failing_sink_harms_nobody(toy_path: Path) -> None:
