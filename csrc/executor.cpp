@@ -128,8 +128,8 @@ Executor::Executor(const ProgramSource& source, const KVLayout& layout, int num_
 
 // Lays out the activations in one piece of memory: first to count its bytes, then to give out addresses.
 void Executor::allocate_activations() {
-  const int64_t num_rows = std::max<int64_t>(max_num_tokens_, team_.num_threads());
-  const int64_t num_groups = num_rows * program_.quantized_width / kGroupSize;
+  const int64_t num_quantized = std::max<int64_t>(max_num_tokens_, team_.num_threads());
+  const int64_t num_groups = num_quantized * program_.quantized_width / kGroupSize;
   buffers_.resize(program_.widths.size());
   for (const bool is_counting : {true, false}) {
     int64_t num_bytes = 0;
@@ -144,7 +144,7 @@ void Executor::allocate_activations() {
       buffers_[i] = take_floats(num_rows * program_.widths[i]);
     }
     groups_ = reinterpret_cast<QuantizedGroup*>(take(num_groups * sizeof(QuantizedGroup)));
-    units_ = take_floats(num_rows);
+    units_ = take_floats(num_quantized);
     if (is_counting) activation_memory_ = HugeMemory(num_bytes);
   }
 }
@@ -210,10 +210,10 @@ void Executor::plan(const StepInputs& inputs) {
   phase_work_.assign(1, {inputs.copies.size > 0 ? layout_.num_layers : 0, 1});
   for (const Phase& phase : program_.phases) {
     const auto* linear = std::get_if<LinearPhase>(&phase);
-    if (linear != nullptr && has_own_rows(*linear)) phase_work_.back() = {0, 1};
+    if (linear != nullptr && has_own_row(*linear)) phase_work_.back() = {0, 1};
     phase_work_.push_back(std::visit([this](const auto& any) { return work_of(any); }, phase));
   }
-  own_row_of_.assign(team_.num_threads(), 0);
+  own_row_of_.assign(team_.num_threads(), -1);
   int64_t num_positions = 0;
   for (int64_t seq = 0; seq < inputs.num_seqs(); ++seq) {
     num_positions = std::max<int64_t>(num_positions, inputs.context_lens[seq]);
@@ -247,7 +247,6 @@ void Executor::run_units(int phase, int64_t begin, int64_t end, int thread) {
     copy_blocks(begin, end);
     return;
   }
-  prepare_own_row(phase, thread);
   std::visit([&](const auto& any) { run_units(any, begin, end, thread); }, program_.phases[phase - 1]);
 }
 
@@ -343,25 +342,27 @@ void Executor::run_step(const TakeRow& step, int64_t row, int thread) {
 }
 
 // Of one row each thread makes its own copy: that takes less time than a barrier and the row's way to another core.
-bool Executor::has_own_rows(const LinearPhase& phase) const {
-  return phase.has_own_rows && num_rows(phase.rows) == 1 && team_.num_threads() > 1;
+bool Executor::has_own_row(const LinearPhase& phase) const {
+  return phase.own_rows >= 0 && num_rows(phase.rows) == 1 && team_.num_threads() > 1;
 }
 
-void Executor::prepare_own_row(int phase, int thread) {
-  const auto* linear = std::get_if<LinearPhase>(&program_.phases[phase - 1]);
-  if (linear == nullptr || own_row_of_[thread] == phase || !has_own_rows(*linear)) return;
-  for (const RowStep& any : std::get<RowPhase>(program_.phases[phase - 2]).steps) {
+// Does the row phase before the matmul, once a thread.
+void Executor::prepare_own_row(const LinearPhase& phase, int thread) {
+  if (own_row_of_[thread] == phase.own_rows) return;
+  for (const RowStep& any : std::get<RowPhase>(program_.phases[phase.own_rows]).steps) {
     if (const auto* last = std::get_if<QuantizeRow>(&any)) {
       quantize(*last, 0, thread, thread);
     } else {
       std::visit([&](const auto& step) { run_step(step, 0, thread); }, any);
     }
   }
-  own_row_of_[thread] = phase;
+  own_row_of_[thread] = phase.own_rows;
 }
 
 void Executor::run_units(const LinearPhase& phase, int64_t begin, int64_t end, int thread) {
-  const int64_t first_row = has_own_rows(phase) ? thread : 0;
+  const bool has_own = has_own_row(phase);
+  if (has_own) prepare_own_row(phase, thread);
+  const int64_t first_row = has_own ? thread : 0;
   int64_t first = 0;  // of the linear's tiles in the line
   for (const LinearStep& step : phase.steps) {
     const int64_t tiles = step.matrix->num_tiles;

@@ -53,8 +53,8 @@ class Executor {
   void run_phases(const StepInputs& inputs, bool is_best_only);
   std::vector<BestLogit> best_of_step(const StepInputs& inputs);
   bool ends_with_head() const;
-  bool has_own_rows(const LinearPhase& phase) const;
-  void prepare_own_row(int phase, int thread);
+  bool has_own_row(const LinearPhase& phase) const;
+  void prepare_own_row(const LinearPhase& phase, int thread);
 
   PhaseKind kind_of(int phase) const;
   // Units [begin, end) of a phase: layers, rows, tiles, pieces of attention.
@@ -105,12 +105,12 @@ class Executor {
   Prefault kv_prefault_;
   HugeMemory activation_memory_;  // holds what follows
   std::vector<float*> buffers_;       // [max_num_tokens, or threads if local][width] each
-  QuantizedGroup* groups_ = nullptr;  // [max_num_tokens][groups of what was quantised]
-  float* units_ = nullptr;            // [max_num_tokens]
+  QuantizedGroup* groups_ = nullptr;  // [max_num_tokens, or threads if more][groups of what was quantised]
+  float* units_ = nullptr;            // [the same]
 
   StepInputs inputs_{};  // of the run at hand
   std::vector<PhaseWork> phase_work_;  // the first phase is the block copies
-  std::vector<int> own_row_of_;        // [thread] the phase for which it has prepared a row of its own
+  std::vector<int> own_row_of_;        // [thread] the row phase that it did last for itself
   bool is_best_only_ = false;  // of the run at hand
   BestLogits best_{team_.num_threads()};
   std::atomic<bool> is_running_{false};

@@ -53,7 +53,8 @@ class Traffic {
     for (size_t i = 1; i < program.phases.size(); ++i) {
       auto* linear = std::get_if<LinearPhase>(&program.phases[i]);
       const bool is_alone = i + 1 == program.phases.size() || !std::holds_alternative<LinearPhase>(program.phases[i + 1]);
-      if (linear != nullptr && is_alone) linear->has_own_rows = is_private(program.phases[i - 1], *linear);
+      if (linear == nullptr || !is_alone || !is_private(program.phases[i - 1], *linear)) continue;
+      linear->own_rows = static_cast<int>(i) - 1;
     }
   }
 

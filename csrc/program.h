@@ -67,8 +67,9 @@ struct LinearStep {
 struct LinearPhase {
   Rows rows;
   std::vector<LinearStep> steps;
-  // Whether the row phase before it does nothing but quantise its input: no harm if every thread does that for itself.
-  bool has_own_rows = false;
+  // The row phase before it, where that does nothing but quantise its input: no harm if every thread does that for
+  // itself. Else -1.
+  int own_rows = -1;
 };
 
 struct AttentionPhase {
