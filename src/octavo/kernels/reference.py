@@ -67,19 +67,22 @@ class ReferenceExecutor:
         self, inputs: StepInputs, *, num_rounds: int = 1, stop_token_ids: Sequence[int] = ()
     ) -> tuple[Int32Array, FloatArray]:
         check_rounds(inputs, num_rounds, self._layout.block_size)
-        rounds: list[tuple[Int32Array, FloatArray]] = []
-        while len(rounds) < num_rounds:
-            logits = self.run(inputs)
-            ids = logits.argmax(axis=1).astype(np.int32)
-            best = logits[np.arange(len(ids)), ids]
-            is_finite = np.isfinite(best).all()
-            if is_finite or not rounds:
-                rounds.append((ids, best))
-            if not is_finite or np.isin(ids, stop_token_ids).any():
-                break
-            if len(rounds) < num_rounds:
-                inputs = next_round(inputs, ids, self._layout.block_size)
-        return np.stack([ids for ids, _ in rounds]), np.stack([best for _, best in rounds])
+        ids, best = self._best_of_step(inputs)
+        all_ids, all_best = [ids], [best]
+        while (
+            len(all_ids) < num_rounds and np.isfinite(best).all() and not np.isin(ids, stop_token_ids).any()
+        ):
+            inputs = next_round(inputs, ids, self._layout.block_size)
+            ids, best = self._best_of_step(inputs)
+            if np.isfinite(best).all():
+                all_ids.append(ids)
+                all_best.append(best)
+        return np.stack(all_ids), np.stack(all_best)
+
+    def _best_of_step(self, inputs: StepInputs) -> tuple[Int32Array, FloatArray]:
+        logits = self.run(inputs)
+        ids = logits.argmax(axis=1).astype(np.int32)
+        return ids, logits[np.arange(len(ids)), ids]
 
     def _apply(self, op: Op, buffers: Buffers, inputs: StepInputs) -> None:
         weights = self._weights
