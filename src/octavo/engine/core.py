@@ -36,7 +36,6 @@ class EngineCore:
         self._has_schedule_failed = False
         self.last_batch: ScheduledBatch | None = None
         """What the last step computed; None if it failed or had nothing to do."""
-        self.last_num_rounds = 1
 
     def step(self, max_rounds: int = 1) -> list[SequenceUpdate]:
         """Schedule, run, sample, commit. A step that raises is undone, and the culprit is found.
@@ -59,7 +58,7 @@ class EngineCore:
         except Exception:
             logger.exception("step %d failed; its sequences are tried again one by one", batch.step_id)
             return self.scheduler.fail(batch, STEP_ERROR)
-        self.last_batch, self.last_num_rounds = batch, batch.num_rounds_of(tokens)
+        self.last_batch = batch
         return self.scheduler.commit(batch, tokens)
 
     def _schedule(self, max_rounds: int) -> ScheduledBatch | None:

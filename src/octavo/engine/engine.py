@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from octavo.batch import SequenceUpdate
 from octavo.engine.core import EngineCore
 from octavo.engine.live_request import LiveRequest
-from octavo.engine.merge import join
+from octavo.engine.merge import join_each
 from octavo.engine.outputs import ChoiceDelta, RequestDelta
 from octavo.engine.pace import Pace
 from octavo.engine.reporter import Reporter
@@ -99,8 +99,9 @@ class Engine:
         if batch is None:
             self.reporter.on_change(stats)
         else:
-            self._pace.on_step(now - started, self.core.last_num_rounds)
-            self.reporter.on_step(batch, updates, self._live, stats, started)
+            num_rounds = max(len(updates) // max(len(batch.samples), 1), 1)
+            self._pace.on_step(now - started, num_rounds)
+            self.reporter.on_step(batch, num_rounds, updates, self._live, stats, started)
         return self._deltas_of(updates, now)
 
     def _seed_of(self, params: SamplingParams) -> int:
@@ -109,16 +110,15 @@ class Engine:
         return (self._seed * 0x9E3779B97F4A7C15 + self._num_added) % 2**64
 
     def _deltas_of(self, updates: list[SequenceUpdate], now: float) -> list[RequestDelta]:
-        choices: dict[str, dict[int, list[ChoiceDelta]]] = {}
+        choices: dict[str, list[ChoiceDelta]] = {}
         for update in updates:
             live = self._live.get(update.request_id)
             if live is not None and not live.choices[update.index].is_finished:
                 live.num_cached_tokens = update.num_cached_tokens
-                parts = choices.setdefault(update.request_id, {}).setdefault(update.index, [])
-                parts.append(self._advance(live, update))
+                choices.setdefault(update.request_id, []).append(self._advance(live, update))
         return [
-            self._delta(self._live[request_id], [join(i, parts) for i, parts in by_index.items()], now)
-            for request_id, by_index in choices.items()
+            self._delta(self._live[request_id], join_each(parts), now)
+            for request_id, parts in choices.items()
         ]
 
     def _advance(self, live: LiveRequest, update: SequenceUpdate) -> ChoiceDelta:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from octavo.engine.outputs import ChoiceDelta, RequestDelta
 
@@ -11,13 +11,17 @@ def merge(deltas: list[RequestDelta]) -> RequestDelta:
     """Several deltas of one request as one: texts and tokens joined choice by choice."""
     if len(deltas) == 1:
         return deltas[0]
+    choices = join_each(sorted((c for delta in deltas for c in delta.choices), key=lambda c: c.index))
+    last = deltas[-1]
+    return RequestDelta(last.request_id, tuple(choices), last.num_cached_tokens, last.finished)
+
+
+def join_each(deltas: Iterable[ChoiceDelta]) -> list[ChoiceDelta]:
+    """One delta a choice, in the order in which the choices first come."""
     parts: dict[int, list[ChoiceDelta]] = {}
     for delta in deltas:
-        for choice in delta.choices:
-            parts.setdefault(choice.index, []).append(choice)
-    last = deltas[-1]
-    choices = tuple(join(index, parts[index]) for index in sorted(parts))
-    return RequestDelta(last.request_id, choices, last.num_cached_tokens, last.finished)
+        parts.setdefault(delta.index, []).append(delta)
+    return [join(index, own) for index, own in parts.items()]
 
 
 def join(index: int, parts: Sequence[ChoiceDelta]) -> ChoiceDelta:

@@ -30,12 +30,13 @@ class Reporter:
     def on_step(
         self,
         batch: ScheduledBatch,
+        num_rounds: int,
         updates: Sequence[SequenceUpdate],
         live: Mapping[str, LiveRequest],
         scheduler: Callable[[], SchedulerStats],
         started: float,
     ) -> None:
-        """A step that began at `started`, on time.monotonic(), has been committed."""
+        """A step of so many rounds that began at `started`, on time.monotonic(), has been committed."""
         now = time.monotonic()
         for request_id in batch.admitted:
             if request_id in live:
@@ -59,8 +60,7 @@ class Reporter:
             return
         stats = StepStats(
             scheduler=scheduler(),
-            # Later rounds compute a token for each that they give.
-            num_tokens=batch.num_tokens + max(num_generated - len(batch.samples), 0),
+            num_tokens=batch.num_tokens * num_rounds,
             num_prompt_tokens=_num_prompt_tokens(batch),
             num_generated_tokens=num_generated,
             first_token_seconds=tuple(first),

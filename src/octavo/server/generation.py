@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 
 from octavo.engine.errors import EngineError
-from octavo.engine.merge import join
+from octavo.engine.merge import join, join_each
 from octavo.engine.outputs import ChoiceDelta, RequestDelta
 from octavo.params import SamplingParams
 from octavo.server.engine_protocol import Engine, RequestStream
@@ -119,12 +119,11 @@ class Generation:
 
 async def gather(generation: Generation) -> list[ChoiceDelta]:
     """The whole answers, in index order."""
-    parts: dict[int, list[ChoiceDelta]] = {}
+    deltas: list[ChoiceDelta] = []
     async with contextlib.aclosing(generation.batches()) as batches:
         async for batch in batches:
-            for delta in batch:
-                parts.setdefault(delta.index, []).append(delta)
-    return [join(index, parts[index]) for index in sorted(parts)]
+            deltas += batch
+    return join_each(sorted(deltas, key=lambda delta: delta.index))
 
 
 def _shows(delta: ChoiceDelta) -> bool:

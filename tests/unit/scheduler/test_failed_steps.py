@@ -207,4 +207,4 @@ def add_random_request(engine: SimulatedEngine, rng: random.Random) -> None:
     try:
         engine.add(f"{len(engine.requests)}", prompt, salt=rng.choice(["", "", "x"]), **limits)  # type: ignore[arg-type]
     except ValueError:
-        assert len(prompt) > 3 or limits["n"] != 1 or engine.cache.num_blocks < 5
+        assert len(prompt) > 3 or limits["n"] > 1 or engine.cache.num_blocks < 5
