@@ -5,14 +5,14 @@
 // reduction is: scores over head_dim ascending; the sum of probabilities lane by lane over tiles, then across lanes;
 // values over positions ascending; spans ascending. None of it depends on the other rows or on the block size.
 //
-// While a span is worked on, what follows is fetched line by line, from all blocks of a span side by side: they lie
-// anywhere, and no hardware prefetcher follows a block table.
+// While a span is worked on, what follows is fetched line by line.
 #include <math.h>
 
-#include "avx2_math.h"
+#include "span_fetcher_avx2.h"
 
-// So that an array of accumulators stays in registers.
-#define OCTAVO_NO_UNROLL _Pragma("GCC unroll 1")
+// Few instructions for the loop itself, which is what counts while another hardware thread shares the core. Unrolled
+// further, compilers mix the steps, and the accumulators no longer fit into registers.
+#define OCTAVO_UNROLL_TWICE _Pragma("GCC unroll 2")
 
 namespace octavo::avx2 {
 namespace {
@@ -36,107 +36,6 @@ struct Block {
   int32_t count[kMaxRows], fewest, most;
   float* scores;                       // [num_rows][kSpan]; later probabilities
   alignas(32) float keep[8], take[8];  // how the rows' values join those of earlier spans
-};
-
-// Brings what follows the span at work into the second-level cache: the item's later spans, then the first one of the
-// item after it. The runs of memory in which a span lies are read side by side, a line of each in turn: a core that
-// follows one address has too few requests under way.
-class Fetcher {
- public:
-  Fetcher() = default;  // fetches nothing
-  Fetcher(const KVView& kv, const AttentionItem& item) : kv_(&kv), own_(&item), item_(&item), begin_(item.begin) {
-    if (item.is_cold) {
-      look_up_runs();
-      fetch_rest();
-    }
-    go_on();
-  }
-
-  // Turns to the next span once all of this one is under way: after a short one there may be time for more.
-  void turn() {
-    if (offset_ == run_bytes_) go_on();
-  }
-
-  // The next `Lines` lines of the span.
-  template <int Lines>
-  void fetch() {
-    if (offset_ == run_bytes_) return;
-    int32_t run = run_, offset = offset_;
-    OCTAVO_UNROLL for (int i = 0; i < Lines; ++i) {
-      _mm_prefetch(runs_[run] + offset, _MM_HINT_T1);
-      run = run + 1 < num_runs_ ? run + 1 : 0;
-      if (run > 0) continue;
-      offset += kLine;
-      if (offset == run_bytes_) break;
-    }
-    run_ = run;
-    offset_ = offset;
-  }
-
-  // What is left of the span that comes next: the item's at `begin`, or the first of the item after it.
-  void end_span(int32_t begin) {
-    const bool is_beyond = begin < own_->end && (item_ != own_ || begin_ > begin);
-    if (!is_beyond) fetch_rest();
-  }
-
- private:
-  static constexpr int kLine = 64;
-  static constexpr int kMostRuns = 16;  // that are fetched; more there are only in large blocks of many narrow heads
-
-  void fetch_rest() {
-    while (offset_ < run_bytes_) fetch<8>();
-  }
-
-  // Turns to the next span, if there is one.
-  __attribute__((noinline)) void go_on() {
-    if (item_ == nullptr) return;
-    begin_ += kSpan;
-    if (item_ != own_ || begin_ >= item_->end) {
-      item_ = item_ == own_ ? own_->next : nullptr;
-      if (item_ == nullptr) return;
-      begin_ = item_->begin;
-    }
-    look_up_runs();
-  }
-
-  void look_up_runs() {
-    // A block that holds more than the span has a run in each panel, others are one run with all their panels.
-    const bool is_part = kv_->block_size > kSpan;
-    const int32_t count = item_->end - begin_ < kSpan ? item_->end - begin_ : kSpan;
-    const int32_t num_runs = is_part ? 2 * item_->num_heads : (count + kv_->block_size - 1) / kv_->block_size;
-    const int32_t panel_bytes = (is_part ? kSpan : kv_->block_size) * kv_->head_dim * (kv_->is_half ? 2 : 4);
-    num_runs_ = num_runs < kMostRuns ? num_runs : kMostRuns;
-    run_bytes_ = is_part ? panel_bytes : 2 * panel_bytes * item_->num_heads;
-    run_ = offset_ = 0;
-    for (int32_t i = 0; i < num_runs_; ++i) {
-      runs_[i] = is_part ? panel_at(i) : block_at(begin_ + i * kv_->block_size);
-      touch_pages(runs_[i]);
-    }
-  }
-
-  const char* address(int64_t element) const {
-    return static_cast<const char*>(kv_->data) + element * (kv_->is_half ? 2 : 4);
-  }
-  const char* block_at(int32_t position) const {
-    return address(k_panel(*kv_, item_->block_table[position / kv_->block_size], item_->first_head));
-  }
-  const char* panel_at(int32_t panel) const {
-    const int64_t first = k_panel(*kv_, item_->block_table[begin_ / kv_->block_size], item_->first_head);
-    return address(first + (int64_t{panel} * kv_->block_size + begin_ % kv_->block_size) * kv_->head_dim);
-  }
-
-  // Looking up addresses is slow, so it starts for all pages at once, well before their lines are fetched.
-  void touch_pages(const char* run) const {
-    for (int32_t i = 0; i < run_bytes_; i += 4096) _mm_prefetch(run + i, _MM_HINT_T1);
-  }
-
-  const KVView* kv_ = nullptr;
-  const AttentionItem* own_ = nullptr;
-  const AttentionItem* item_ = nullptr;  // whose span is fetched: its own, the next one, or nothing more
-  int32_t begin_ = 0;                    // of that span
-  const char* runs_[kMostRuns];
-  int32_t num_runs_ = 0, run_bytes_ = 0;
-  int32_t run_ = 0, offset_ = 0;  // of the next line
 };
 
 // Lines of `num_elements` elements.
@@ -166,9 +65,9 @@ inline void score_dimension(const float* const* q, const Element* const* k, int3
 }
 
 // scores[r][position] = scale · q[r] · k for whole tiles, `num_tiles` rounded up to the unrolling.
-template <int Rows, class Element>
+template <int Rows, class Element, class Ahead>
 inline void score(const AttentionRow* rows, int32_t head_dim, const Span<Element>& span, int num_tiles, float scale,
-                  Fetcher& ahead, float* scores) {
+                  Ahead& ahead, float* scores) {
   constexpr int N = unroll(Rows);
   const float* q[Rows];
   for (int r = 0; r < Rows; ++r) q[r] = rows[r].q;
@@ -178,8 +77,8 @@ inline void score(const AttentionRow* rows, int32_t head_dim, const Span<Element
       OCTAVO_UNROLL for (int n = 0; n < N; ++n) sums[r][n] = _mm256_setzero_ps();
     }
     for (int32_t d = 0; d < head_dim; d += 4) {
-      ahead.fetch<lines<Element>(N * 4 * kTilePositions)>();
-      OCTAVO_NO_UNROLL for (int i = 0; i < 4; ++i) score_dimension<Rows, N>(q, span.k + tile, d + i, sums);
+      ahead.template fetch<lines<Element>(N * 4 * kTilePositions)>();
+      OCTAVO_UNROLL_TWICE for (int i = 0; i < 4; ++i) score_dimension<Rows, N>(q, span.k + tile, d + i, sums);
     }
     OCTAVO_UNROLL for (int r = 0; r < Rows; ++r) {
       OCTAVO_UNROLL for (int n = 0; n < N; ++n) {
@@ -302,19 +201,23 @@ inline void add_ragged(const Block& block, const Span<Element>& span, int32_t he
 }
 
 // Values of `N` vectors of dimensions from d, over the positions that each row sees: only those are read.
-template <int Rows, int N, class Element>
+template <int Rows, int N, class Element, class Ahead>
 inline void add_values(const Block& block, const Span<Element>& span, int32_t head_dim, int32_t d, bool is_first,
-                       Fetcher& ahead) {
+                       Ahead& ahead) {
   __m256 sums[Rows][N];
   OCTAVO_UNROLL for (int r = 0; r < Rows; ++r) {
     OCTAVO_UNROLL for (int n = 0; n < N; ++n) sums[r][n] = _mm256_setzero_ps();
   }
-  for (int32_t begin = 0; begin < block.fewest; begin += kTilePositions) {
-    const Element* v = span.v[begin / kTilePositions] + d;
-    ahead.fetch<lines<Element>(N * 8 * kTilePositions)>();
-    const int32_t end = block.fewest - begin < kTilePositions ? block.fewest : begin + kTilePositions;
-    for (int32_t i = begin; i < end; ++i, v += head_dim) add_position<Rows, N>(block.scores + i, v, sums);
+  int32_t position = 0;
+  for (; position + kTilePositions <= block.fewest; position += kTilePositions) {
+    const Element* v = span.v[position / kTilePositions] + d;
+    ahead.template fetch<lines<Element>(N * 8 * kTilePositions)>();
+    OCTAVO_UNROLL_TWICE for (int i = 0; i < kTilePositions; ++i, v += head_dim) {
+      add_position<Rows, N>(block.scores + position + i, v, sums);
+    }
   }
+  const Element* v = span.v[position / kTilePositions % kTiles] + d;
+  for (; position < block.fewest; ++position, v += head_dim) add_position<Rows, N>(block.scores + position, v, sums);
   if (block.fewest < block.most) add_ragged<Rows, N>(block, span, head_dim, d, sums);
   OCTAVO_UNROLL for (int r = 0; r < Rows; ++r) {
     OCTAVO_UNROLL for (int n = 0; n < N; ++n) {
@@ -330,13 +233,12 @@ inline void add_values(const Block& block, const Span<Element>& span, int32_t he
 }
 
 // A block over a span. ahead: what to fetch meanwhile.
-template <int Rows, class Element>
-void attend(Block& block, const Span<Element>& span, int32_t head_dim, bool is_first, float scale, Fetcher& ahead) {
+template <int Rows, class Element, class Ahead>
+void attend(Block& block, const Span<Element>& span, int32_t head_dim, bool is_first, float scale, Ahead& ahead) {
   const int num_tiles = (block.most + kTilePositions - 1) / kTilePositions;
-  ahead.turn();
   score<Rows>(block.rows, head_dim, span, num_tiles, scale, ahead, block.scores);
   weigh_rows<Rows>(block, head_dim, is_first);
-  ahead.turn();
+  ahead.goes_on();
   constexpr int N = unroll(Rows);
   int32_t d = 0;
   for (; d + 8 * N <= head_dim; d += 8 * N) add_values<Rows, N>(block, span, head_dim, d, is_first, ahead);
@@ -364,20 +266,32 @@ inline bool take_block(const AttentionItem& item, const AttentionRow* all, int32
   return block->num_rows > 0;
 }
 
-// All rows of a kv head over a span.
-template <class Element>
+template <class Element, class Ahead>
+void attend_block(Block& block, const Span<Element>& span, int32_t head_dim, bool is_first, float scale, Ahead& ahead) {
+  const auto run = block.num_rows == 1   ? attend<1, Element, Ahead>
+                   : block.num_rows == 2 ? attend<2, Element, Ahead>
+                   : block.num_rows == 3 ? attend<3, Element, Ahead>
+                   : block.num_rows == 4 ? attend<4, Element, Ahead>
+                   : block.num_rows == 5 ? attend<5, Element, Ahead>
+                                         : attend<6, Element, Ahead>;
+  run(block, span, head_dim, is_first, scale, ahead);
+}
+
+// All rows of a kv head over a span. The first blocks of a prompt fetch all that is to be fetched; the others are spared
+// even asking.
+template <class Element, class Ahead>
 void attend_span(const KVView& kv, const AttentionItem& item, const AttentionRow* all, const Span<Element>& span,
-                 int32_t begin, Fetcher& ahead, float* scores) {
+                 int32_t begin, Ahead& ahead, float* scores) {
   Block block;
   block.scores = scores;
+  NothingAhead nothing;
   for (int32_t row = 0; take_block(item, all, begin, &row, &block);) {
-    const auto run = block.num_rows == 1   ? attend<1, Element>
-                     : block.num_rows == 2 ? attend<2, Element>
-                     : block.num_rows == 3 ? attend<3, Element>
-                     : block.num_rows == 4 ? attend<4, Element>
-                     : block.num_rows == 5 ? attend<5, Element>
-                                           : attend<6, Element>;
-    run(block, span, kv.head_dim, begin == item.begin, item.scale * kLog2E, ahead);
+    const bool is_first = begin == item.begin;
+    if (ahead.goes_on()) {
+      attend_block(block, span, kv.head_dim, is_first, item.scale * kLog2E, ahead);
+    } else {
+      attend_block(block, span, kv.head_dim, is_first, item.scale * kLog2E, nothing);
+    }
   }
 }
 
@@ -398,7 +312,7 @@ Span<Element> span_in_place(const KVView& kv, const int32_t* block_table, int32_
 
 template <class Element>
 void attend_in_place(const KVView& kv, const AttentionItem& item, float* scores) {
-  Fetcher ahead(kv, item);
+  SpanFetcher ahead(kv, item);
   for (int32_t begin = item.begin; begin < item.end; begin += kSpan) {
     for (int32_t i = 0; i < item.num_heads; ++i) {
       const auto span = span_in_place<Element>(kv, item.block_table, item.first_head + i, begin, item.end);
@@ -442,13 +356,13 @@ Span<float> gather(const KVView& kv, const int32_t* block_table, int32_t kv_head
 
 template <class Element>
 void attend_gathered(const KVView& kv, const AttentionItem& item, float* scores, float* k_tiles, float* v_tiles) {
-  Fetcher nothing_ahead;
+  NothingAhead nothing;
   for (int32_t begin = item.begin; begin < item.end; begin += kSpan) {
     const int32_t end = item.end - begin < kSpan ? item.end : begin + kSpan;
     for (int32_t i = 0; i < item.num_heads; ++i) {
       const int32_t head = item.first_head + i;
       const Span<float> span = gather<Element>(kv, item.block_table, head, begin, end, k_tiles, v_tiles);
-      attend_span(kv, item, item.rows + i * item.num_rows, span, begin, nothing_ahead, scores);
+      attend_span(kv, item, item.rows + i * item.num_rows, span, begin, nothing, scores);
     }
   }
 }
